@@ -1,0 +1,1 @@
+"""pipesim: which TP×PP split should serve this language model on these GPUs, and why."""

@@ -1,0 +1,61 @@
+"""Time of a collective: the box's own fitted curve, or a schedule of rounds priced on its links where none was measured.
+
+A schedule is data: `ring_all_reduce(ranks)` lists who sends which chunk to whom in each round, so it can be priced
+and it can be executed on arrays to see that it reduces.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pipesim.ops import Collective
+from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, LaunchMode
+
+
+class Transfer(NamedTuple):
+    """One chunk from one rank to another."""
+
+    sender: int
+    receiver: int
+    chunk: int
+    reduce: bool
+    """Added to what the receiver holds, or put in its place."""
+
+
+Round = list[Transfer]
+
+
+def ring_all_reduce(ranks: int) -> list[Round]:
+    """Returns the ring schedule: ranks−1 rounds of reduce-scatter, then ranks−1 of all-gather (Patarasuk & Yuan, 2009)."""
+    scatter = [[Transfer(r, (r + 1) % ranks, (r - step) % ranks, True) for r in range(ranks)] for step in range(ranks - 1)]
+    gather = [
+        [Transfer(r, (r + 1) % ranks, (r + 1 - step) % ranks, False) for r in range(ranks)] for step in range(ranks - 1)
+    ]
+    return scatter + gather
+
+
+def ring_all_gather(ranks: int) -> list[Round]:
+    """Returns the ring schedule of an all-gather: ranks−1 rounds, every rank passing on what it got last."""
+    return [[Transfer(r, (r + 1) % ranks, (r - step) % ranks, False) for r in range(ranks)] for step in range(ranks - 1)]
+
+
+ALGORITHMS: dict[str, Callable[[int], list[Round]]] = {"all_reduce": ring_all_reduce, "all_gather": ring_all_gather}
+
+
+def curve_seconds(curve: CollectiveCurve, size: float) -> float:
+    """Returns the time [s] of one collective of `size` bytes on its fitted curve."""
+    times = [line.latency + size / line.bandwidth for line in curve.lines]
+    return max(times) if curve.shape == "max" else min(times)
+
+
+def find_curve(hardware: HardwareProfile, op: str, ranks: int, launch: LaunchMode) -> CollectiveCurve | None:
+    """Returns the curve for a collective over `ranks` ranks, in the launch mode asked for if it was measured in both."""
+    fitting = [curve for curve in hardware.collectives if curve.op == op and curve.ranks == ranks]
+    return next((curve for curve in fitting if curve.launch == launch), fitting[0] if fitting else None)
+
+
+def schedule_seconds(op: Collective, hardware: HardwareProfile) -> float:
+    """Returns the time [s] of the ring schedule on the box's peer links: a datasheet figure, for groups never measured."""
+    rounds = ALGORITHMS[op.op](op.ranks)
+    links = hardware.peer_links
+    chunk = op.bytes / op.ranks
+    return len(rounds) * (links.launch + chunk / links.cross_group_bandwidth)

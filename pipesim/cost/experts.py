@@ -1,0 +1,79 @@
+"""How many experts a batch touches and how many rows they compute: what decides PP against TP for a mixture of experts."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from pipesim.ops import Experts, Work
+
+Probabilities = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+BLOCK_ROWS = (8, 16, 32, 48, 64)
+"""Row blocks of the Marlin MoE kernel (SGLang layers/moe/fused_moe_triton/fused_marlin_moe.py)."""
+
+
+@lru_cache(maxsize=64)
+def expert_probabilities(experts: int, top_k: int, skew: float) -> Probabilities:
+    """Returns the probability of each expert to be among a token's top_k; they sum to top_k.
+
+    Proportional to rank^−skew and at most 1; what a capped expert cannot take goes to the others in proportion.
+    """
+    weights = np.arange(1, experts + 1, dtype=np.float64) ** -skew
+    probabilities = np.zeros(experts)
+    free = np.ones(experts, dtype=bool)
+    while True:
+        share = (top_k - np.count_nonzero(~free)) / weights[free].sum() * weights[free]
+        probabilities[free] = np.minimum(share, 1.0)
+        over = free & (probabilities >= 1.0)
+        if not over.any() or free.sum() == over.sum():
+            return probabilities
+        free &= ~over
+
+
+def distinct_experts(tokens: float, experts: int, top_k: int, skew: float) -> float:
+    """Returns the expected number of distinct experts that `tokens` independent tokens touch: Σ 1 − (1 − p_e)^tokens."""
+    missed = (1.0 - expert_probabilities(experts, top_k, skew)) ** tokens
+    return float(experts - missed.sum())
+
+
+def block_rows(tokens: float, experts: int, top_k: int) -> int:
+    """Returns the rows of one block: the smallest whose blocks would be less than 0.9 full on average, else 64."""
+    for rows in BLOCK_ROWS:
+        if tokens * top_k / experts / rows < 0.9:
+            return rows
+    return BLOCK_ROWS[-1]
+
+
+def row_blocks(tokens: float, experts: int, top_k: int, skew: float) -> float:
+    """Returns the expected number of row blocks, every expert's rows padded to whole blocks.
+
+    With n tokens on an expert spread over many residues, the mean of ceil(n / block) is n/block + (1 − 1/block)/2
+    where the expert is touched, and never less than the probability that it is.
+    """
+    block = block_rows(tokens, experts, top_k)
+    probabilities = expert_probabilities(experts, top_k, skew)
+    touched = 1.0 - (1.0 - probabilities) ** tokens
+    blocks = np.maximum(touched, tokens * probabilities / block + touched * (1.0 - 1.0 / block) / 2.0)
+    return float(blocks.sum())
+
+
+@lru_cache(maxsize=8192)
+def expert_work(op: Experts, weight_reread: float) -> Work:
+    """Returns the work of the two GEMMs over the routed experts of one layer on one rank.
+
+    Bytes follow distinct experts, each read again in part for every further row block; arithmetic follows padded rows.
+    Padding rows of a captured graph all take one route: they add at most top_k experts that no real token touched.
+    """
+    distinct = distinct_experts(op.tokens, op.experts, op.top_k, op.routing_skew)
+    if op.padding_tokens:
+        distinct += op.top_k * (1.0 - distinct / op.experts)
+    rows = op.tokens + op.padding_tokens
+    blocks = max(distinct, row_blocks(rows, op.experts, op.top_k, op.routing_skew))
+    flops = 2.0 * op.weights_per_expert * blocks * block_rows(rows, op.experts, op.top_k)
+    reads = distinct + weight_reread * (blocks - distinct)
+    return Work(flops, reads * op.weights_per_expert * op.bytes_per_weight)
+
+
+def activation_bytes(op: Experts) -> float:
+    """Returns the traffic [B] of the kernels before, between and after the GEMMs; it overlaps with neither."""
+    return (op.tokens + op.padding_tokens) * op.bytes_per_token

@@ -1,0 +1,70 @@
+"""What each GPU has to hold."""
+
+from dataclasses import dataclass
+
+from pipesim.deployment import Deployment
+from pipesim.families import family_of
+from pipesim.profiles.model import STORAGE_BYTES
+from pipesim.program import stage_sections
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes on one GPU of a stage before the KV cache."""
+
+    weights: float
+    """Text tensors of this rank."""
+    extra_weights: float
+    """Vision tower and absorbed copies, loaded by every rank."""
+    context: float
+    """CUDA context, libraries, communicators."""
+
+    @property
+    def total(self) -> float:
+        """Everything that is not KV cache or workspace [B]."""
+        return self.weights + self.extra_weights + self.context
+
+
+def weight_bytes(deployment: Deployment, stage: int) -> float:
+    """Returns the text weights [B] on each GPU of one stage: sharded tensors divided over TP, replicated ones whole."""
+    model, tp = deployment.model, deployment.plan.tp
+    family = family_of(model)
+    total = 0.0
+    for run in stage_sections(deployment, stage):
+        for tensor in family.tensors(model, run.section):
+            storage = getattr(model.precision, tensor.precision)
+            share = tensor.parameters / tp if tensor.sharded else tensor.parameters
+            total += run.times * STORAGE_BYTES[storage] * share
+    return total
+
+
+def model_bytes(deployment: Deployment) -> float:
+    """Returns the text weights [B] of the whole model, each tensor once."""
+    model = deployment.model
+    family = family_of(model)
+    dense = model.moe.dense_layers_first
+    times = {"embedding": 1, "dense_layer": dense, "expert_layer": model.layers - dense, "head": 1}
+    return sum(
+        count * STORAGE_BYTES[getattr(model.precision, tensor.precision)] * tensor.parameters
+        for section, count in times.items()
+        for tensor in family.tensors(model, section)  # type: ignore[arg-type]
+    )
+
+
+def absorbed_copy_bytes(deployment: Deployment, stage: int) -> float:
+    """Returns the copies of kv_b_proj [B] that absorbed attention keeps beside the original (w_kc, w_vc)."""
+    attention, tp = deployment.model.attention, deployment.plan.tp
+    per_layer = attention.heads * attention.kv_lora_rank * (attention.qk_nope_head_dim + attention.v_head_dim)
+    return STORAGE_BYTES[deployment.model.precision.attention] * per_layer / tp * deployment.layers[stage]
+
+
+def rank_memory(deployment: Deployment, stage: int) -> RankMemory:
+    """Returns what each GPU of one stage holds besides KV cache."""
+    extra = deployment.model.vision_tower + absorbed_copy_bytes(deployment, stage)
+    return RankMemory(weight_bytes(deployment, stage), extra, deployment.hardware.memory_reserve.context)
+
+
+def kv_bytes_per_token(deployment: Deployment, stage: int) -> float:
+    """Returns the KV cache [B] per token on each GPU of one stage. The latent of MLA is replicated over TP."""
+    model = deployment.model
+    return STORAGE_BYTES[model.precision.kv_cache] * model.attention.kv_elements * deployment.layers[stage]

@@ -1,0 +1,101 @@
+"""The price list: an operation in, its time, what binds it and what the number rests on out."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pipesim.cost.collectives import curve_seconds, find_curve, schedule_seconds
+from pipesim.cost.experts import activation_bytes, expert_work
+from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
+from pipesim.cost.host import MESSAGES_PER_OBJECT, host_seconds
+from pipesim.cost.roofline import roofline_seconds
+from pipesim.cost.transfers import send_recv_seconds
+from pipesim.errors import MissingEvidence
+from pipesim.ops import Collective, Compute, Experts, HostWork, LatentDecode, Op, SendRecv, SideStream, SmallKernels, Work
+from pipesim.profiles.base import Basis
+from pipesim.profiles.hardware import Efficiency, HardwareProfile, LaunchMode
+
+Bound = Literal["compute", "memory", "latency", "link", "host"]
+
+
+class Cost(NamedTuple):
+    """The price of one operation."""
+
+    seconds: float
+    bound: Bound
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Prices operations on one box in one launch mode."""
+
+    hardware: HardwareProfile
+    launch: LaunchMode
+
+    def price(self, op: Op) -> Cost:
+        """Returns the price of one operation.
+
+        Raises:
+            MissingEvidence: when the hardware profile has no constants for the kernel.
+        """
+        match op:
+            case Compute():
+                return self._roofline(op.kernel, op.work)
+            case Experts():
+                efficiency = self._efficiency(op.kernel)
+                price = self._roofline(op.kernel, expert_work(op, efficiency.weight_reread))
+                return price._replace(seconds=price.seconds + self._stream_seconds(activation_bytes(op), efficiency))
+            case SideStream():
+                return self._side_stream(op)
+            case LatentDecode():
+                return self._latent_decode(op)
+            case SmallKernels():
+                return Cost(op.launches * self.hardware.host.small_kernel, "latency", self._basis(self.hardware.host.source))
+            case Collective():
+                return self._collective(op)
+            case SendRecv():
+                links, host = self.hardware.peer_links, self.hardware.host
+                seconds = MESSAGES_PER_OBJECT * host.message + send_recv_seconds(op, links)
+                return Cost(seconds, "link", self._basis(links.source))
+            case HostWork():
+                host = self.hardware.host
+                return Cost(host_seconds(op, host), "host", self._basis(host.source))
+
+    def _roofline(self, kernel: str, work: Work) -> Cost:
+        efficiency = self._efficiency(kernel)
+        seconds, bound = roofline_seconds(work, self.hardware.gpu, efficiency)
+        return Cost(seconds, bound, self._basis(efficiency.source))
+
+    def _side_stream(self, op: SideStream) -> Cost:
+        """What the side stream adds: both streams share the memory bandwidth, and each hides the other's latencies."""
+        prices = [self._roofline(kernel.kernel, kernel.work) for kernel in op.kernels]
+        floors = sum(self._efficiency(kernel.kernel).floor for kernel in op.kernels)
+        hidden = self._efficiency(op.beside.kernel).floor
+        seconds = max(0.0, sum(price.seconds for price in prices) - floors - hidden)
+        return prices[0]._replace(seconds=seconds)
+
+    def _latent_decode(self, op: LatentDecode) -> Cost:
+        efficiency = self._efficiency("mla_decode")
+        price = self._roofline("mla_decode", latent_decode_work(op, self.hardware.gpu.multiprocessors))
+        seconds = price.seconds + self._stream_seconds(partial_result_bytes(op), efficiency)
+        sequential = efficiency.floor + efficiency.split_token * split_tokens(op)
+        return Cost(sequential, "latency", price.basis) if sequential > seconds else price._replace(seconds=seconds)
+
+    def _stream_seconds(self, size: float, efficiency: Efficiency) -> float:
+        return size / (self.hardware.gpu.memory_bandwidth * efficiency.memory)
+
+    def _collective(self, op: Collective) -> Cost:
+        if op.ranks == 1:
+            return Cost(0.0, "link", "measured")
+        curve = find_curve(self.hardware, op.op, op.ranks, self.launch)
+        if curve is None:
+            return Cost(schedule_seconds(op, self.hardware), "link", "datasheet")
+        return Cost(curve_seconds(curve, op.bytes), "link", self._basis(curve.source))
+
+    def _efficiency(self, kernel: str) -> Efficiency:
+        if kernel not in self.hardware.efficiency:
+            raise MissingEvidence(self.hardware.name, f"efficiency.{kernel}", "the constants of this kernel class")
+        return self.hardware.efficiency[kernel]
+
+    def _basis(self, source: str) -> Basis:
+        return self.hardware.sources[source].basis

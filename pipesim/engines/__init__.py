@@ -1,0 +1,11 @@
+"""What is one engine's own: layer partition, slots and admission, KV rule, captured batch sizes. One file each.
+
+`ENGINES` is the only place where an engine is chosen by name; the simulator knows no engine.
+"""
+
+from pipesim.engines import sglang
+from pipesim.engines.base import Engine, MicroBatch, Policy, Request
+
+ENGINES: dict[str, Engine] = {"sglang": sglang.ENGINE}
+
+__all__ = ["ENGINES", "Engine", "MicroBatch", "Policy", "Request"]

@@ -1,0 +1,120 @@
+"""What the simulator asks of an engine, whichever it is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.model import ModelProfile
+from pipesim.workload import Batch, Workload
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request in the server. Times are on the simulated clock [ps], −1 while they have not happened."""
+
+    index: int
+    input_len: int
+    output_len: int
+    context_len: int
+    arrival: int
+    prefilled: int = 0
+    """Prompt tokens launched so far."""
+    slot: int = -1
+    first_step: int = -1
+    """The slot's decode step that produced this request's second token."""
+    first_token: int = -1
+    last_token: int = -1
+
+    @property
+    def kv_tokens_after_prefill(self) -> int:
+        """Tokens in the KV cache when its first decode step runs, that step's own token included."""
+        return self.context_len + self.input_len + 1
+
+
+@dataclass(slots=True, eq=False)
+class MicroBatch:
+    """One launch: a batch, the slot it belongs to, and the requests whose prompt it finishes."""
+
+    slot: int
+    batch: Batch
+    finishing_prefill: list[Request] = field(default_factory=list)
+    decode_step: int = -1
+    """Index of this decode step within its slot; −1 for prefill."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopShape:
+    """How an engine's scheduler loop is ordered."""
+
+    slots: int
+    """Micro-batch slots walked cyclically."""
+    result_lag: int
+    """Turn k handles the result of launch k − result_lag."""
+    receive_before_launch: bool
+    """Whether that result must have arrived before launch k, or only before turn k + 1."""
+    send_after_processing: bool
+    """Whether a micro-batch leaves the first stage only after that result is processed."""
+
+
+class Policy(Protocol):
+    """The scheduler of one run: it owns the queue and the slots, and knows no clock of its own."""
+
+    loop: LoopShape
+
+    def submit(self, request: Request) -> None:
+        """Puts a request into the waiting queue."""
+
+    def form(self, slot: int) -> MicroBatch | None:
+        """Returns the next micro-batch of a slot, or None when the slot has nothing to do."""
+
+    def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
+        """Hands out the tokens of a micro-batch; returns the requests that ended with them."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits or runs."""
+
+    @property
+    def decode_gaps(self) -> "DecodeGaps":
+        """Gaps between tokens so far."""
+
+
+@dataclass(slots=True)
+class DecodeGaps:
+    """Inter-token gaps [ps] and how many requests each was seen by, and the cycle time of slots."""
+
+    gaps: list[int] = field(default_factory=list)
+    weights: list[int] = field(default_factory=list)
+    cycles: list[int] = field(default_factory=list)
+    """Times between successive decode results of one slot with no prefill between them."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One serving engine, as functions of a deployment."""
+
+    layer_partition: Callable[[int, int], tuple[int, ...]]
+    """(layers, stages) → layers of each stage."""
+    kv_capacity_tokens: Callable[[Deployment], int]
+    """Tokens that the KV cache holds; at most 0 when the weights leave no room."""
+    policy: Callable[[Deployment, int], Policy]
+    """(deployment, KV capacity in tokens) → the scheduler of one run."""
+    prefill_budget: Callable[[Deployment], int]
+    """Most prompt tokens of one launch."""
+    decode_batch: Callable[[Deployment, int, int], Batch]
+    """(deployment, requests, tokens they hold in all) → their decode step."""
+    decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
+    """(deployment, workload, KV capacity) → micro-batches in flight and requests in each, if the load spreads evenly."""
+
+
+def settle(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine) -> Deployment:
+    """Returns the deployment with the layers of each stage as the engine, or the person, splits them.
+
+    Raises:
+        UsageError, InfeasibleDeployment: see `Deployment`.
+    """
+    stages = min(plan.pp, model.layers)
+    layers = plan.layer_partition or engine.layer_partition(model.layers, stages)
+    return Deployment(model, hardware, plan, settings, layers)

@@ -1,0 +1,219 @@
+"""Model families: which tensors a layer holds and which operations a batch makes of it, per tensor-parallel rank.
+
+A family is two functions and a row in `FAMILIES`, keyed by HF `architectures[0]`.
+Sizes follow SGLang's models/deepseek_v2.py: what it shards over TP is divided here, what it replicates is not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pipesim.errors import ProfileError
+from pipesim.ops import Category, Collective, Compute, Experts, LatentDecode, SideStream, SmallKernels, StageOp, Work
+from pipesim.profiles.model import STORAGE_BYTES, MlaAttention, ModelProfile
+from pipesim.workload import Batch, DecodeStep, PrefillChunk
+
+Section = Literal["embedding", "receive", "dense_layer", "expert_layer", "head"]
+
+
+class Tensor(NamedTuple):
+    """Parameters of one kind in one section of the model."""
+
+    precision: str
+    """Field of the model profile's `precision`."""
+    parameters: int
+    sharded: bool
+    """Divided over the tensor-parallel ranks, or held whole by each."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one model architecture consists of and does."""
+
+    tensors: Callable[[ModelProfile, Section], list[Tensor]]
+    operations: Callable[[ModelProfile, Section, Batch, int], list[StageOp]]
+
+
+def family_of(model: ModelProfile) -> Family:
+    """Returns the family of a model. Raises ProfileError for an architecture without one."""
+    if model.architecture not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ProfileError(f"model profile {model.name}", "architecture", f'"{model.architecture}"', f"one of {known}")
+    return FAMILIES[model.architecture]
+
+
+def _deepseek_tensors(model: ModelProfile, section: Section) -> list[Tensor]:
+    hidden, moe = model.hidden_size, model.moe
+    if section == "receive":
+        return []
+    if section == "embedding":
+        return [Tensor("embedding", model.vocab_size * hidden, True)]
+    if section == "head":
+        head = [] if model.tied_embeddings else [Tensor("lm_head", model.vocab_size * hidden, True)]
+        return [*head, Tensor("activations", hidden, False)]
+    tensors = [*_mla_tensors(model.attention, hidden), Tensor("activations", 2 * hidden, False)]
+    if section == "dense_layer":
+        return [*tensors, Tensor("dense_mlp", 3 * hidden * model.dense_intermediate, True)]
+    expert = 3 * hidden * moe.expert_intermediate
+    return [
+        *tensors,
+        Tensor("router", hidden * moe.experts, False),
+        Tensor("shared_expert", moe.shared_experts * expert, True),
+        Tensor("routed_experts", moe.experts * expert, True),
+    ]
+
+
+def _mla_tensors(attention: MlaAttention, hidden: int) -> list[Tensor]:
+    query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    down = hidden * (attention.q_lora_rank + attention.kv_lora_rank + attention.qk_rope_head_dim)
+    up = attention.heads * (
+        attention.q_lora_rank * query
+        + attention.kv_lora_rank * (attention.qk_nope_head_dim + attention.v_head_dim)
+        + attention.v_head_dim * hidden
+    )
+    norms = attention.q_lora_rank + attention.kv_lora_rank
+    return [Tensor("attention", down + norms, False), Tensor("attention", up, True)]
+
+
+def _deepseek_operations(model: ModelProfile, section: Section, batch: Batch, tp: int) -> list[StageOp]:
+    if section == "embedding":
+        ops: list[StageOp] = [SmallKernels("embedding", "dense", 2), *_all_reduce(model, batch.tokens, tp)]
+    elif section == "head":
+        ops = _head(model, batch.sampled, tp)
+    else:
+        ops = [SmallKernels("input_norm", "attention", 1), *_mla(model, batch, tp)]
+        ops += [*_all_reduce(model, batch.tokens, tp), SmallKernels("post_attention_norm", "dense", 1)]
+        ops += _dense_mlp(model, batch, tp) if section == "dense_layer" else _mixture(model, batch, tp)
+        ops += _all_reduce(model, batch.tokens, tp)
+    return ops
+
+
+def _gemm(name: str, category: Category, storage: str, m: int, n: float, k: float) -> Compute:
+    flops = 2.0 * m * n * k
+    return Compute(name, category, f"gemm_{storage}", Work(flops, STORAGE_BYTES[storage] * n * k + 2.0 * m * (n + k)))
+
+
+def _all_reduce(model: ModelProfile, tokens: int, tp: int) -> list[StageOp]:
+    size = STORAGE_BYTES[model.precision.activations] * tokens * model.hidden_size
+    return [Collective("all_reduce", "all_reduce", tp, size)] if tp > 1 else []
+
+
+def _head(model: ModelProfile, rows: int, tp: int) -> list[StageOp]:
+    if not rows:
+        return []
+    storage = model.precision.embedding if model.tied_embeddings else model.precision.lm_head
+    ops: list[StageOp] = [
+        SmallKernels("final_norm", "dense", 1),
+        _gemm("lm_head", "dense", storage, rows, model.vocab_size / tp, model.hidden_size),
+    ]
+    if tp > 1:
+        ops.append(Collective("all_gather", "all_reduce", tp, 2.0 * rows * model.vocab_size))
+    return [*ops, SmallKernels("sampling", "dense", 6)]
+
+
+def _mla(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
+    attention, tokens = model.attention, batch.tokens
+    storage, hidden = model.precision.attention, model.hidden_size
+    heads = attention.heads // tp
+    query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    down = attention.q_lora_rank + attention.kv_elements
+    ops: list[StageOp] = [
+        _gemm("qkv_a_proj", "attention", storage, tokens, down, hidden),
+        SmallKernels("q_a_norm, kv_a_norm, rope, kv_write", "attention", 4),
+        _gemm("q_b_proj", "attention", storage, tokens, heads * query, attention.q_lora_rank),
+    ]
+    if isinstance(batch, DecodeStep) or batch.prefixed:
+        ops += _absorbed_attention(model, batch, heads)
+    else:
+        expanded = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+        ops += [
+            _gemm("kv_b_proj", "attention", storage, tokens, expanded, attention.kv_lora_rank),
+            _prefill_attention(model, batch, heads),
+        ]
+    return [*ops, _gemm("o_proj", "attention", storage, tokens, hidden, heads * attention.v_head_dim)]
+
+
+def _absorbed_attention(model: ModelProfile, batch: Batch, heads: int) -> list[StageOp]:
+    """Attention over the latent itself, W_UK and W_UV absorbed into query and output (DeepSeek-V2, arXiv:2405.04434, 2.1)."""
+    attention, tokens = model.attention, batch.tokens
+    weights = STORAGE_BYTES[model.precision.attention] * heads * attention.kv_lora_rank
+
+    def absorb(name: str, dim: int) -> Compute:
+        work = Work(2.0 * tokens * heads * attention.kv_lora_rank * dim, weights * dim)
+        return Compute(name, "attention", "mla_absorb", work)
+
+    return [
+        absorb("absorb_w_uk", attention.qk_nope_head_dim),
+        _latent_attention(model, batch, heads),
+        absorb("absorb_w_uv", attention.v_head_dim),
+    ]
+
+
+def _latent_attention(model: ModelProfile, batch: Batch, heads: int) -> StageOp:
+    attention, element = model.attention, STORAGE_BYTES[model.precision.kv_cache]
+    if isinstance(batch, DecodeStep):
+        latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
+        return LatentDecode(batch.requests, batch.kv_tokens, heads, latent, rope, element)
+    flops = 2.0 * heads * (attention.kv_elements + attention.kv_lora_rank) * batch.attended
+    read = batch.attended / batch.tokens * batch.requests
+    return Compute("mla_prefill", "attention", "mla_prefill", Work(flops, element * attention.kv_elements * read))
+
+
+def _prefill_attention(model: ModelProfile, batch: PrefillChunk, heads: int) -> Compute:
+    attention = model.attention
+    query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
+    flops = 2.0 * heads * (query + attention.v_head_dim) * batch.attended
+    traffic = 2.0 * heads * (2 * query + 2 * attention.v_head_dim) * batch.tokens
+    return Compute("mla_prefill", "attention", "mla_prefill", Work(flops, traffic))
+
+
+def _gated_mlp(name: str, model: ModelProfile, storage: str, tokens: int, columns: float) -> list[StageOp]:
+    return [
+        _gemm(f"{name}_gate_up", "dense", storage, tokens, 2 * columns, model.hidden_size),
+        SmallKernels(f"{name}_act", "dense", 1),
+        _gemm(f"{name}_down", "dense", storage, tokens, model.hidden_size, columns),
+    ]
+
+
+def _dense_mlp(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
+    return _gated_mlp("mlp", model, model.precision.dense_mlp, batch.tokens, model.dense_intermediate / tp)
+
+
+def _mixture(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
+    moe, hidden = model.moe, model.hidden_size
+    routed = batch.requests if isinstance(batch, DecodeStep) else batch.tokens
+    columns = moe.expert_intermediate / tp
+    storage = model.precision.routed_experts
+    experts = Experts(
+        name="routed_experts",
+        kernel=f"moe_{storage}",
+        tokens=routed,
+        padding_tokens=batch.tokens - routed,
+        experts=moe.experts,
+        top_k=moe.top_k,
+        routing_skew=moe.routing_skew,
+        weights_per_expert=3.0 * hidden * columns,
+        bytes_per_weight=STORAGE_BYTES[storage],
+        bytes_per_token=2.0 * hidden + moe.top_k * (6.0 * hidden + 12.0 * columns),
+        launches=6,
+    )
+    return [
+        _gemm("router", "dense", model.precision.router, batch.tokens, moe.experts, hidden),
+        SmallKernels("top_k", "experts", 1),
+        experts,
+        *_shared_expert(model, batch, experts, moe.shared_experts * columns),
+        SmallKernels("add_shared", "dense", 1),
+    ]
+
+
+def _shared_expert(model: ModelProfile, batch: Batch, experts: Experts, columns: float) -> list[StageOp]:
+    """The expert that every token takes; in a captured graph on a second stream (SGLang `forward_normal_dual_stream`)."""
+    if not columns:
+        return []
+    ops = _gated_mlp("shared_expert", model, model.precision.shared_expert, batch.tokens, columns)
+    if not batch.captured:
+        return ops
+    return [SideStream("shared_expert", experts, tuple(op for op in ops if isinstance(op, Compute)))]
+
+
+FAMILIES: dict[str, Family] = {"DeepseekV3ForCausalLM": Family(_deepseek_tensors, _deepseek_operations)}

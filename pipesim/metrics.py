@@ -1,0 +1,205 @@
+"""What a timeline says: rates, latencies, bubbles, load per GPU and where the time went. Nothing here prices or simulates.
+
+Every stage's share of the run's window is kernels and collectives, waiting for a transfer that is on its way (these
+two are "busy"), bubble (idle while a micro-batch is somewhere else in the pipeline) or host (idle while none is, and
+waiting for kernel launches within a pass). The four add up to the window exactly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipesim.timeline import Clock, Timeline
+from pipesim.units import PICOSECONDS_PER_SECOND
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Latency(NamedTuple):
+    """Mean, median and 99th percentile of a time [s]."""
+
+    mean: float
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """Seconds of one stage's GPUs within the window, by what they did."""
+
+    window: float
+    by_category: Mapping[str, float]
+    """Kernels, collectives and exposed transfers [s]; without host."""
+    bubble: float
+    host: float
+
+    @property
+    def busy(self) -> float:
+        """Seconds of kernels, collectives and exposed transfers."""
+        return sum(self.by_category.values())
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The headline numbers of one run. Times in seconds, rates per second, fractions 0 to 1."""
+
+    output_tokens_per_s: float
+    output_tokens_per_s_per_request: float
+    """Mean over requests of output tokens over the time from sending to last token."""
+    request_throughput_per_s: float
+    ttft_s: Latency
+    tpot_s: Latency
+    """Per request: (E2E − TTFT) / (output tokens − 1)."""
+    itl_s: Latency
+    """Over all gaps between consecutive tokens of a request."""
+    e2e_s: Latency
+    step_time_s: float
+    """Mean time from one decode result of a slot to its next."""
+    bubble_fraction: float
+    micro_batches_in_flight: float
+    """Mean number of micro-batches between the first stage's start and the last stage's end."""
+    slots_used: int
+    duration_s: float
+    output_tokens: int
+    stages: tuple[StageLoad, ...]
+    basis_s: Mapping[str, float]
+    """Priced seconds by what they rest on: measured, fitted, datasheet."""
+
+
+def summarise(timeline: Timeline) -> Metrics:
+    """Returns the metrics of one run."""
+    begin, end = timeline.window
+    window = (end - begin) / PICOSECONDS_PER_SECOND
+    stages = stage_loads(timeline)
+    e2e = _seconds(timeline.last_token - timeline.arrival)
+    ttft = _seconds(timeline.first_token - timeline.arrival)
+    several = timeline.output_len > 1
+    tpot = (e2e - ttft)[several] / (timeline.output_len[several] - 1)
+    tokens = int(timeline.output_len.sum())
+    in_flight = np.minimum(timeline.ends[-1], end) - np.minimum(timeline.starts[0], end)
+    return Metrics(
+        output_tokens_per_s=tokens / window,
+        output_tokens_per_s_per_request=float(np.mean(timeline.output_len / e2e)),
+        request_throughput_per_s=len(e2e) / window,
+        ttft_s=latency(ttft),
+        tpot_s=latency(tpot),
+        itl_s=latency(_seconds(timeline.gap), timeline.gap_weight),
+        e2e_s=latency(e2e),
+        step_time_s=float(_seconds(timeline.cycle).mean()) if timeline.cycle.size else 0.0,
+        bubble_fraction=sum(stage.bubble for stage in stages) / (window * len(stages)),
+        micro_batches_in_flight=float(in_flight.sum()) / (end - begin),
+        slots_used=len(np.unique(timeline.slot)),
+        duration_s=window,
+        output_tokens=tokens,
+        stages=stages,
+        basis_s=_basis(timeline),
+    )
+
+
+def latency(seconds: Floats, weights: Clock | None = None) -> Latency:
+    """Returns mean, median and 99th percentile; with weights, of values that each stand for several. Zeros when empty."""
+    if not seconds.size:
+        return Latency(0.0, 0.0, 0.0)
+    if weights is None:
+        return Latency(float(seconds.mean()), *(float(p) for p in np.percentile(seconds, [50, 99])))
+    order = np.argsort(seconds, kind="stable")
+    reached = np.cumsum(weights[order])
+    quantiles = [float(seconds[order][np.searchsorted(reached, q * reached[-1])]) for q in (0.5, 0.99)]
+    return Latency(float((seconds * weights).sum() / reached[-1]), *quantiles)
+
+
+def stage_loads(timeline: Timeline) -> tuple[StageLoad, ...]:
+    """Returns what each stage's GPUs did in the window."""
+    begin, end = timeline.window
+    in_flight = _InFlight(timeline.starts[0], timeline.ends[-1])
+    categories = _by_category(timeline)
+    loads = []
+    for stage in range(len(timeline.starts)):
+        starts, ends = np.minimum(timeline.starts[stage], end), np.minimum(timeline.ends[stage], end)
+        idle_from = np.concatenate([[begin], ends])
+        idle_to = np.concatenate([starts, [end]])
+        transfer = _exposed_transfer(timeline, stage, idle_from, idle_to)
+        idle_in_flight = in_flight.within(idle_from, idle_to) - transfer
+        seconds = {name: float(values[stage].sum()) for name, values in categories.items()}
+        held = float((ends - starts).sum())
+        full = sum(seconds.values())
+        seconds = {name: value * held / full if full else 0.0 for name, value in seconds.items()}
+        launch_gap = seconds.pop("host", 0.0)
+        seconds["send_recv"] = seconds.get("send_recv", 0.0) + float(transfer.sum())
+        bubble = float(idle_in_flight.sum())
+        host = float((idle_to - idle_from).sum()) - bubble - float(transfer.sum()) + launch_gap
+        loads.append(
+            StageLoad(
+                window=(end - begin) / PICOSECONDS_PER_SECOND,
+                by_category={name: value / PICOSECONDS_PER_SECOND for name, value in seconds.items()},
+                bubble=bubble / PICOSECONDS_PER_SECOND,
+                host=host / PICOSECONDS_PER_SECOND,
+            )
+        )
+    return tuple(loads)
+
+
+class _InFlight:
+    """How long at least one micro-batch was in the pipeline, up to any time."""
+
+    def __init__(self, starts: Clock, ends: Clock) -> None:
+        reached = np.maximum.accumulate(ends)
+        fresh = np.concatenate([[True], starts[1:] > reached[:-1]])
+        first = np.flatnonzero(fresh)
+        last = np.concatenate([first[1:], [len(starts)]]) - 1
+        self._times = np.column_stack([starts[first], reached[last]]).ravel()
+        spans = np.column_stack([np.zeros(len(first), np.int64), reached[last] - starts[first]]).ravel()
+        self._measure = np.cumsum(spans)
+
+    def until(self, times: Clock) -> Clock:
+        """Returns the time in flight before each time."""
+        at = np.searchsorted(self._times, times, side="right") - 1
+        inside = at % 2 == 0
+        base = np.where(at >= 0, self._measure[at], 0)
+        return base + np.where(inside & (at >= 0), times - self._times[at], 0)
+
+    def within(self, begins: Clock, ends: Clock) -> Clock:
+        """Returns the time in flight within each interval."""
+        return self.until(ends) - self.until(begins)
+
+
+def _exposed_transfer(timeline: Timeline, stage: int, idle_from: Clock, idle_to: Clock) -> Clock:
+    """Returns, for each idle interval of a stage, the part in which the micro-batch that ends it is on the wire."""
+    exposed = np.zeros(len(idle_from), dtype=np.int64)
+    if stage:
+        sent, arrived = timeline.hop_starts[stage - 1], timeline.arrivals[stage]
+        overlap = np.minimum(arrived, idle_to[:-1]) - np.maximum(sent, idle_from[:-1])
+        exposed[:-1] = np.maximum(0, overlap)
+    return exposed
+
+
+def _by_category(timeline: Timeline) -> dict[str, Floats]:
+    """Returns per category the picoseconds [P, prices used] of the whole run, from the prices and how often each was paid."""
+    paid = np.bincount(timeline.price_index, minlength=len(timeline.prices))
+    names = sorted({name for price in timeline.prices for stage in price.stages for name in stage.by_category})
+    return {
+        name: np.array(
+            [
+                [price.stages[stage].by_category.get(name, 0) * int(n) for price, n in zip(timeline.prices, paid, strict=True)]
+                for stage in range(len(timeline.starts))
+            ],
+            dtype=np.float64,
+        )
+        for name in names
+    }
+
+
+def _basis(timeline: Timeline) -> dict[str, float]:
+    paid = np.bincount(timeline.price_index, minlength=len(timeline.prices))
+    total: dict[str, float] = {}
+    for price, times in zip(timeline.prices, paid, strict=True):
+        for stage in price.stages:
+            for basis, picoseconds in stage.by_basis.items():
+                total[basis] = total.get(basis, 0.0) + picoseconds * int(times) / PICOSECONDS_PER_SECOND
+    return total
+
+
+def _seconds(picoseconds: Clock) -> Floats:
+    return picoseconds / PICOSECONDS_PER_SECOND

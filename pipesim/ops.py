@@ -1,0 +1,169 @@
+"""What a batch makes the GPUs and hosts do: operations with their sizes, and no times."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Category = Literal["experts", "attention", "dense", "all_reduce", "send_recv", "host"]
+"""Where the time of an operation is accounted."""
+
+CollectiveName = Literal["all_reduce", "all_gather"]
+
+
+class Work(NamedTuple):
+    """Arithmetic [FLOP] and memory traffic [B] of one operation on one GPU."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A kernel, or a few launched together, whose time follows from its work."""
+
+    name: str
+    category: Category
+    kernel: str
+    """Key of the hardware profile's efficiency table."""
+    work: Work
+    launches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SmallKernels:
+    """Kernels too small for their work to matter: norms, rotary embedding, copies, top-k."""
+
+    name: str
+    category: Category
+    launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The routed experts of one layer over one batch, on one rank."""
+
+    name: str
+    kernel: str
+    tokens: int
+    """Tokens with their own routing."""
+    padding_tokens: int
+    """Rows a captured graph adds; all of them take the same route."""
+    experts: int
+    top_k: int
+    routing_skew: float
+    weights_per_expert: float
+    """Parameters of one expert on this rank."""
+    bytes_per_weight: float
+    bytes_per_token: float
+    """Traffic per token of the kernels around the two GEMMs: gather, activation, weighted sum [B]."""
+    launches: int
+
+    @property
+    def category(self) -> Category:
+        """Always experts."""
+        return "experts"
+
+
+@dataclass(frozen=True, slots=True)
+class SideStream:
+    """Kernels on a second stream beside the routed experts, in a captured graph."""
+
+    name: str
+    beside: Experts
+    kernels: tuple[Compute, ...]
+
+    @property
+    def category(self) -> Category:
+        """Always dense."""
+        return "dense"
+
+    @property
+    def launches(self) -> int:
+        """Launches of all its kernels."""
+        return sum(kernel.launches for kernel in self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentDecode:
+    """Decode attention over the MLA latent on one rank: every head reads the same KV."""
+
+    requests: int
+    kv_tokens: int
+    """Mean KV length per request."""
+    heads: int
+    """Query heads of this rank."""
+    latent: int
+    """Elements of the compressed KV (the value)."""
+    rope: int
+    """Elements of the rotary key beside it."""
+    bytes_per_element: float
+    launches: int = 2
+
+    @property
+    def name(self) -> str:
+        """The operation's own name."""
+        return "mla_decode"
+
+    @property
+    def category(self) -> Category:
+        """Always attention."""
+        return "attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective over the tensor-parallel ranks of a stage."""
+
+    op: CollectiveName
+    category: Category
+    ranks: int
+    bytes: float
+    """Message size as nccl-tests counts it."""
+    launches: int = 1
+
+    @property
+    def name(self) -> str:
+        """The collective's own name."""
+        return self.op
+
+
+@dataclass(frozen=True, slots=True)
+class SendRecv:
+    """Activations of one micro-batch from a stage to the next, one slice per rank."""
+
+    bytes: float
+    """Bytes that one rank sends."""
+    same_group: bool
+    """Whether sender and receiver share a socket or switch."""
+    peer_access: bool
+    tensors: int
+
+    @property
+    def name(self) -> str:
+        """The operation's own name."""
+        return "send_recv"
+
+    @property
+    def category(self) -> Category:
+        """Always send_recv."""
+        return "send_recv"
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """CPU work of the serving engine that a GPU may have to wait for."""
+
+    name: Literal["launch", "schedule", "process", "idle_turn", "return"]
+    requests: int = 0
+    launches: int = 0
+    """Kernel launches from Python; 0 stands for the replay of one captured graph."""
+
+    @property
+    def category(self) -> Category:
+        """Always host."""
+        return "host"
+
+
+StageOp = Compute | SmallKernels | Experts | SideStream | LatentDecode | Collective
+"""What runs on the GPUs of a stage."""
+
+Op = StageOp | SendRecv | HostWork

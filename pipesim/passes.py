@@ -1,0 +1,143 @@
+"""The price of a whole passage: how long a micro-batch occupies each stage and each hop, and the host work around it.
+
+Both runners take a `PassPricer` (or any function with its signature) and make no time of their own.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pipesim.cost import CostModel
+from pipesim.deployment import Deployment
+from pipesim.families import Section
+from pipesim.ops import Category, HostWork, StageOp
+from pipesim.profiles.base import Basis
+from pipesim.program import PassProgram, lower
+from pipesim.units import to_picoseconds
+from pipesim.workload import Batch
+
+
+class PricedOp(NamedTuple):
+    """An operation on a stage with its time [ps], what binds it and what that rests on."""
+
+    op: StageOp
+    picoseconds: int
+    bound: str
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """How long a micro-batch holds one stage [ps], and what it does there."""
+
+    by_category: dict[Category, int]
+    """Time of kernels and collectives, and under "host" the time the GPU waits for launches."""
+    by_basis: dict[Basis, int]
+
+    @cached_property
+    def total(self) -> int:
+        """From the first kernel's turn to the last kernel's end."""
+        return sum(self.by_category.values())
+
+
+@dataclass(frozen=True)
+class PassPrice:
+    """The price of one micro-batch's way through the pipeline [ps]."""
+
+    stages: tuple[StagePrice, ...]
+    hops: tuple[int, ...]
+    """From the end on stage s to the arrival at stage s+1."""
+    schedule: int
+    """CPU time to form the batch."""
+    launch: int
+    """CPU time that the first stage's scheduler spends launching it."""
+    process: int
+    """CPU time to handle its result."""
+    result_return: int
+    """From the end on the last stage to the tokens being on the scheduler's host."""
+
+    @cached_property
+    def totals(self) -> tuple[int, ...]:
+        """Occupancy of each stage [ps]."""
+        return tuple(stage.total for stage in self.stages)
+
+
+PriceBatch = Callable[[Batch], PassPrice]
+
+
+class PassPricer:
+    """Prices batches on one deployment; equal batches are priced once."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self._cost = {mode: CostModel(deployment.hardware, mode) for mode in ("graph", "eager")}
+        self._prices: dict[Batch, PassPrice] = {}
+
+    def __call__(self, batch: Batch) -> PassPrice:
+        """Returns the price of one batch."""
+        price = self._prices.get(batch)
+        if price is None:
+            price = self._prices[batch] = self._price(batch)
+        return price
+
+    @property
+    def idle_turn(self) -> int:
+        """CPU time of a turn over an empty slot [ps]."""
+        return self._host(HostWork("idle_turn"))
+
+    def operations(self, batch: Batch, stage: int) -> Iterator[PricedOp]:
+        """Yields the priced operations of one stage in the order in which they run."""
+        program = lower(self.deployment, batch)
+        sections = self._priced_sections(program, batch)
+        for run in program.stages[stage]:
+            for _ in range(run.times):
+                yield from sections[run.section]
+
+    def _price(self, batch: Batch) -> PassPrice:
+        program = lower(self.deployment, batch)
+        sections = self._priced_sections(program, batch)
+        launches = [
+            0 if batch.captured else sum(run.times * sum(p.op.launches for p in sections[run.section]) for run in runs)
+            for runs in program.stages
+        ]
+        hosts = [self._host(HostWork("launch", launches=count)) for count in launches]
+        cost = self._cost["graph"]
+        pipelined = len(program.stages) > 1
+        return PassPrice(
+            stages=tuple(
+                self._stage_price([(sections[run.section], run.times) for run in runs], host)
+                for runs, host in zip(program.stages, hosts, strict=True)
+            ),
+            hops=tuple(max(to_picoseconds(cost.price(send).seconds) for send in sends) for sends in program.sends),
+            schedule=self._host(HostWork("schedule", requests=batch.requests)),
+            launch=hosts[0],
+            process=self._host(HostWork("process", requests=batch.requests)),
+            result_return=self._host(HostWork("return")) if pipelined else 0,
+        )
+
+    def _priced_sections(self, program: PassProgram, batch: Batch) -> dict[Section, list[PricedOp]]:
+        cost = self._cost["graph" if batch.captured else "eager"]
+        return {section: [_priced(cost, op) for op in ops] for section, ops in program.operations.items()}
+
+    def _stage_price(self, runs: list[tuple[list[PricedOp], int]], launch: int) -> StagePrice:
+        """Adds up a stage. The host launches ahead of the GPU, so a stage lasts as long as the longer of the two."""
+        by_category: Counter[Category] = Counter()
+        by_basis: Counter[Basis] = Counter()
+        for ops, times in runs:
+            for priced in ops:
+                by_category[priced.op.category] += priced.picoseconds * times
+                by_basis[priced.basis] += priced.picoseconds * times
+        waiting = max(0, launch - by_category.total())
+        by_category["host"] += waiting
+        by_basis[self._cost["eager"].price(HostWork("launch")).basis] += waiting
+        return StagePrice(dict(by_category), dict(by_basis))
+
+    def _host(self, op: HostWork) -> int:
+        return to_picoseconds(self._cost["graph"].price(op).seconds)
+
+
+def _priced(cost: CostModel, op: StageOp) -> PricedOp:
+    price = cost.price(op)
+    return PricedOp(op, to_picoseconds(price.seconds), price.bound, price.basis)

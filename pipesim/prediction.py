@@ -1,0 +1,198 @@
+"""The question and its answer: a deployment and a load in, a `Prediction` out."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+import numpy as np
+
+from pipesim.closed_form import SteadyState, steady_state
+from pipesim.cost.memory import RankMemory, kv_bytes_per_token, rank_memory
+from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.engines import ENGINES, Request
+from pipesim.engines.base import settle
+from pipesim.errors import InfeasibleDeployment
+from pipesim.metrics import Latency, Metrics, summarise
+from pipesim.passes import PassPricer
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.model import ModelProfile
+from pipesim.simulation import Detail, simulate
+from pipesim.timeline import Timeline
+from pipesim.workload import PrefillChunk, Workload
+
+INTERVAL_LEVEL = 0.8
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What pipesim says of one deployment under one load: one `Metrics` per seed, and what the box has to hold."""
+
+    deployment: Deployment
+    workload: Workload
+    detail: Detail
+    kv_capacity_tokens: int
+    memory: tuple[RankMemory, ...]
+    """Per stage."""
+    runs: tuple[Metrics, ...]
+    """Per seed."""
+    closed_form: SteadyState
+
+    def mean(self, name: str) -> float:
+        """Returns the mean over seeds of one number of `Metrics`."""
+        return fmean(getattr(run, name) for run in self.runs)
+
+    def latency(self, name: str) -> Latency:
+        """Returns the mean over seeds of one `Latency` of `Metrics`, figure by figure."""
+        return Latency(*(fmean(values) for values in zip(*(getattr(run, name) for run in self.runs), strict=True)))
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """Returns the middle `INTERVAL_LEVEL` of one number over seeds."""
+        edge = (1.0 - INTERVAL_LEVEL) / 2
+        low, high = np.quantile([getattr(run, name) for run in self.runs], [edge, 1.0 - edge])
+        return float(low), float(high)
+
+    @cached_property
+    def breakdown(self) -> dict[str, float]:
+        """Shares of GPU-seconds over the window; they sum to 1."""
+        names = ("experts", "attention", "dense", "all_reduce", "send_recv")
+        loads = [load for run in self.runs for load in run.stages]
+        total = sum(load.window for load in loads)
+        shares = {name: sum(load.by_category.get(name, 0.0) for load in loads) / total for name in names}
+        shares["host"] = sum(load.host for load in loads) / total
+        shares["bubble"] = sum(load.bubble for load in loads) / total
+        return shares
+
+    @cached_property
+    def basis(self) -> dict[str, float]:
+        """Shares of priced seconds by what they rest on; they sum to 1."""
+        total = sum(seconds for run in self.runs for seconds in run.basis_s.values())
+        return {
+            name: sum(run.basis_s.get(name, 0.0) for run in self.runs) / total
+            for name in ("measured", "fitted", "datasheet")
+        }
+
+    def stage_share(self, stage: int) -> tuple[float, float]:
+        """Returns busy and bubble fraction of one stage's GPUs, mean over seeds."""
+        loads = [run.stages[stage] for run in self.runs]
+        return fmean(load.busy / load.window for load in loads), fmean(load.bubble / load.window for load in loads)
+
+
+def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings) -> Deployment:
+    """Returns a deployment that the box can hold.
+
+    Raises:
+        UsageError: when no box could run it.
+        InfeasibleDeployment: when this box cannot, with the GPU that is short, by how much, and what would fit.
+    """
+    deployment = settle(model, hardware, plan, settings, ENGINES[settings.name])
+    capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
+    if capacity < 1:
+        raise InfeasibleDeployment(_shortage(deployment))
+    return deployment
+
+
+def _shortage(deployment: Deployment) -> list[str]:
+    """Says which GPU is short of memory, of how much, and which splits of the box would hold the model."""
+    stages = range(deployment.plan.pp)
+    ranks = [rank_memory(deployment, stage) for stage in stages]
+    fullest = max(stages, key=lambda stage: ranks[stage].total)
+    rank, gpu = ranks[fullest], deployment.hardware.gpu
+    engine = ENGINES[deployment.engine.name]
+    missing = (1 - engine.kv_capacity_tokens(deployment)) * max(kv_bytes_per_token(deployment, stage) for stage in stages)
+    reasons = [
+        f"GPU {deployment.plan.stage_gpus(fullest)[0]} (stage {fullest}) lacks {missing / GIB:.1f} GiB: it would hold "
+        f"{rank.weights / GIB:.1f} GiB of weights and {(rank.total - rank.weights) / GIB:.1f} GiB of vision tower, copies "
+        f"and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations."
+    ]
+    fitting = fitting_plans(deployment)
+    if fitting:
+        reasons.append(f"On {deployment.hardware.name} these would fit: {', '.join(map(str, fitting))}.")
+    else:
+        reasons.append(f"No TP×PP split of the {deployment.hardware.gpus} GPUs of {deployment.hardware.name} holds it.")
+    return reasons
+
+
+def fitting_plans(deployment: Deployment) -> list[ParallelPlan]:
+    """Returns the splits of the same box, in powers of two, that hold the same model under the same settings."""
+    degrees = [2**power for power in range(deployment.hardware.gpus.bit_length())]
+    engine = ENGINES[deployment.engine.name]
+    found = []
+    for plan in (ParallelPlan(tp, pp) for tp in degrees for pp in degrees if tp * pp <= deployment.hardware.gpus):
+        try:
+            candidate = settle(deployment.model, deployment.hardware, plan, deployment.engine, engine)
+        except ValueError:
+            continue
+        if engine.kv_capacity_tokens(candidate) > 0:
+            found.append(plan)
+    return found
+
+
+class Predictor:
+    """One deployment with its prices, ready to be asked about loads."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.engine = ENGINES[deployment.engine.name]
+        self.kv_capacity_tokens = self.engine.kv_capacity_tokens(deployment)
+        self.price = PassPricer(deployment)
+
+    def simulate(self, workload: Workload, seed: int, detail: Detail = "pass") -> Timeline:
+        """Returns the timeline of one run of a load.
+
+        Raises:
+            InfeasibleDeployment: when the KV cache does not hold a single request of the load.
+        """
+        self._check_kv(workload)
+        requests = [
+            Request(index, spec.input_len, spec.output_len, workload.context_len, spec.submit_ps)
+            for index, spec in enumerate(workload.draw(seed))
+        ]
+        return simulate(
+            self.engine.policy(self.deployment, self.kv_capacity_tokens),
+            self.price,
+            requests,
+            stages=self.deployment.plan.pp,
+            users=workload.concurrency if workload.request_rate is None else None,
+            idle_turn=self.price.idle_turn,
+            detail=detail,
+            operations=self.price.operations,
+        )
+
+    def steady_state(self, workload: Workload) -> SteadyState:
+        """Returns the closed form of a load."""
+        policy = self.engine.policy(self.deployment, self.kv_capacity_tokens)
+        micro_batches, requests = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
+        prompt = requests * workload.input_len
+        launches = max(1, -(-prompt // self.engine.prefill_budget(self.deployment)))
+        tokens = -(-prompt // launches)
+        attended = tokens * workload.context_len + tokens * (workload.input_len + 1) // 2
+        finished = -(-requests // launches)
+        prefixed = workload.context_len > 0 or launches > requests
+        held = requests * (workload.context_len + workload.input_len + workload.output_len // 2)
+        return steady_state(
+            self.price,
+            workload,
+            policy.loop,
+            (micro_batches, requests),
+            self.engine.decode_batch(self.deployment, requests, held),
+            PrefillChunk(tokens, finished, attended, finished, prefixed),
+            launches,
+        )
+
+    def predict(self, workload: Workload, seeds: int, detail: Detail = "pass", first_seed: int = 0) -> Prediction:
+        """Returns the prediction of a load over some seeds."""
+        runs = tuple(summarise(self.simulate(workload, first_seed + seed, detail)) for seed in range(seeds))
+        memory = tuple(rank_memory(self.deployment, stage) for stage in range(self.deployment.plan.pp))
+        return Prediction(
+            self.deployment, workload, detail, self.kv_capacity_tokens, memory, runs, self.steady_state(workload)
+        )
+
+    def _check_kv(self, workload: Workload) -> None:
+        if workload.tokens_per_request > self.kv_capacity_tokens:
+            raise InfeasibleDeployment(
+                [
+                    f"One request of this load takes up to {workload.tokens_per_request:,} tokens of KV cache; "
+                    f"{self.deployment.plan} on {self.deployment.hardware.name} has room for {self.kv_capacity_tokens:,}."
+                ]
+            )

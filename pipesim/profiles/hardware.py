@@ -1,0 +1,198 @@
+"""A box: GPUs, links, topology, collectives, kernel efficiencies and host times, each with its source."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipesim.profiles.base import Frozen, Source
+from pipesim.units import Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds
+
+LaunchMode = Literal["eager", "graph"]
+CollectiveOp = Literal["all_reduce", "all_gather"]
+
+
+class Gpu(Frozen):
+    """One GPU, by its datasheet."""
+
+    name: str
+    memory: Bytes
+    """Memory that the driver reports, for example "97887 MiB"."""
+    memory_bandwidth: BytesPerSecond
+    """Quoted peak; efficiencies are relative to it."""
+    multiprocessors: int = Field(ge=1)
+    tensor_rate: dict[str, FlopsPerSecond]
+    """Dense matrix rate by number format ("bf16", "fp8"); efficiencies are relative to it."""
+    source: str
+
+
+class Efficiency(Frozen):
+    """How near a class of kernels comes to the roofline.
+
+    time = floor + max(c, m) + (1 − overlap)·min(c, m), with c = FLOPs / (rate·compute) and
+    m = bytes / (memory_bandwidth·memory). `overlap` is the share of the shorter of the two that hides under the longer.
+    """
+
+    rate: str = "bf16"
+    """The key of gpu.tensor_rate that the kernel computes with."""
+    compute: Fraction = Field(gt=0)
+    memory: Fraction = Field(gt=0)
+    overlap: Fraction = 1.0
+    floor: Seconds
+    """Time of the smallest call: launch gap, prologue, one wave."""
+    weight_reread: Fraction = 0.0
+    """Experts only: share of an expert's weights read again for every row block after its first."""
+    split_token: Seconds = 0.0
+    """Latent decode attention only: time per KV token of one sequential KV split."""
+    fit_error: Fraction
+    """Mean absolute relative error of the fit over the cases it was made from."""
+    source: str
+
+
+class Line(Frozen):
+    """latency + bytes / bandwidth."""
+
+    latency: Seconds
+    bandwidth: BytesPerSecond
+
+
+class CollectiveCurve(Frozen):
+    """Time of one collective over a group of ranks: the larger or the smaller of two straight lines in its bytes."""
+
+    op: CollectiveOp
+    ranks: int = Field(ge=2)
+    launch: LaunchMode
+    """Launched from Python ("eager") or inside a CUDA graph ("graph")."""
+    implementation: str
+    """The library: "nccl", "custom"."""
+    shape: Literal["max", "min"]
+    lines: tuple[Line, Line]
+    measured_bytes: tuple[Bytes, Bytes]
+    """Smallest and largest message that the curve was fitted to."""
+    fit_error: Fraction
+    source: str
+
+
+class AllReduceRange(Frozen):
+    """How far the AllReduce of published boxes of the same kind lies from this box's curves: a property of the host."""
+
+    fastest: float = Field(gt=0, le=1)
+    slowest: float = Field(ge=1)
+    """Factors on the time of this profile's curves."""
+    source: str
+
+
+class PeerLinks(Frozen):
+    """Point-to-point transfers between two GPUs of the box."""
+
+    launch: Seconds
+    """Stream-launched send/recv of a few bytes with peer access."""
+    same_group_bandwidth: BytesPerSecond
+    cross_group_bandwidth: BytesPerSecond
+    staged_launch: Seconds
+    """The same without peer access, staged through host memory."""
+    staged_bandwidth: BytesPerSecond
+    source: str
+
+
+class Topology(Frozen):
+    """Which GPUs share a socket or a switch."""
+
+    groups: tuple[tuple[int, ...], ...]
+    kind: Literal["socket", "switch"]
+    source: str
+
+
+class HostTimes(Frozen):
+    """CPU times of the serving engine on this host."""
+
+    eager_launch: Seconds
+    """CPU time of one kernel launched from Python: the operator, its checks and the launch."""
+    graph_launch: Seconds
+    """CPU time of replaying one captured stage."""
+    small_kernel: Seconds
+    """GPU time of one small kernel (norm, rope, copy, top-k …) inside a graph, its scheduling gap included."""
+    schedule: Seconds
+    """Forming one batch."""
+    schedule_per_request: Seconds
+    process: Seconds
+    """Handling the result of one batch."""
+    process_per_request: Seconds
+    idle_turn: Seconds
+    """One turn of the engine's loop over an empty micro-batch slot."""
+    message: Seconds
+    """One CPU message between two ranks (gloo)."""
+    source: str
+
+
+class MemoryReserve(Frozen):
+    """Device memory that is neither weights nor KV cache."""
+
+    context: Bytes
+    """CUDA context, libraries and communicators of one rank."""
+    source: str
+
+
+class HardwareProfile(Frozen):
+    """A box of equal GPUs and what its work costs."""
+
+    schema_version: Literal[1]
+    name: str
+    description: str
+    gpus: int = Field(ge=1)
+    gpu: Gpu
+    peer_links: PeerLinks
+    topology: Topology
+    memory_reserve: MemoryReserve
+    host: HostTimes
+    efficiency: dict[str, Efficiency]
+    """By kernel class."""
+    collectives: tuple[CollectiveCurve, ...] = ()
+    all_reduce_range: AllReduceRange | None = None
+    sources: dict[str, Source]
+
+    @model_validator(mode="after")
+    def _check_references(self) -> Self:
+        parts: list[tuple[str, str]] = [
+            ("gpu", self.gpu.source),
+            ("peer_links", self.peer_links.source),
+            ("topology", self.topology.source),
+            ("memory_reserve", self.memory_reserve.source),
+            ("host", self.host.source),
+        ]
+        parts += [(f"efficiency.{name}", entry.source) for name, entry in self.efficiency.items()]
+        parts += [(f"collectives[{i}]", entry.source) for i, entry in enumerate(self.collectives)]
+        if self.all_reduce_range:
+            parts.append(("all_reduce_range", self.all_reduce_range.source))
+        for part, source in parts:
+            if source not in self.sources:
+                raise ValueError(f'{part}.source names "{source}"; one of {sorted(self.sources)} is wanted')
+        for name, entry in self.efficiency.items():
+            if entry.rate not in self.gpu.tensor_rate:
+                raise ValueError(
+                    f'efficiency.{name}.rate is "{entry.rate}"; one of {sorted(self.gpu.tensor_rate)} is wanted'
+                )
+        members = sorted(gpu for group in self.topology.groups for gpu in group)
+        if members != list(range(self.gpus)):
+            raise ValueError(f"topology.groups holds the GPUs {members}; each of 0 to {self.gpus - 1} once is wanted")
+        return self
+
+    def with_all_reduce_scaled(self, factor: float) -> Self:
+        """Returns the same box with AllReduce taking `factor` times as long at every size."""
+        scaled = tuple(
+            curve.model_copy(
+                update={
+                    "lines": tuple(
+                        Line.model_construct(latency=line.latency * factor, bandwidth=line.bandwidth / factor)
+                        for line in curve.lines
+                    )
+                }
+            )
+            if curve.op == "all_reduce"
+            else curve
+            for curve in self.collectives
+        )
+        return self.model_copy(update={"collectives": scaled})
+
+    def same_group(self, first: int, second: int) -> bool:
+        """Returns whether two GPUs share a socket or switch."""
+        return any(first in group and second in group for group in self.topology.groups)

@@ -1,0 +1,158 @@
+"""Finding, reading and checking profile files; every complaint names the file, the key, what was given and what is wanted."""
+
+import difflib
+import os
+import tomllib
+import typing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from pipesim.errors import ProfileError
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.model import ModelProfile
+
+SCHEMA_VERSION = 1
+FOLDERS: dict[str, str] = {"hardware": "hardware_profiles", "model": "model_profiles", "runs": "measured_runs"}
+SCHEMAS: dict[str, type[BaseModel]] = {"hardware": HardwareProfile, "model": ModelProfile}
+LONGEST_FILE = 4_000_000
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+def folders(kind: str) -> list[Path]:
+    """Returns the folders searched for one kind of file, first match wins.
+
+    $PIPESIM_PROFILES (its sub-folder of that kind, or itself), the working directory's folder, then the shipped one.
+    """
+    name = FOLDERS[kind]
+    found = []
+    if root := os.environ.get("PIPESIM_PROFILES"):
+        found += [Path(root) / name, Path(root)]
+    package = Path(__file__).resolve().parent.parent
+    return [*found, Path.cwd() / name, package / name, package.parent / name]
+
+
+def available(kind: str) -> dict[str, Path]:
+    """Returns name → file of every profile of one kind that a name would find."""
+    found: dict[str, Path] = {}
+    for folder in folders(kind):
+        for path in sorted(folder.glob("*.toml")) if folder.is_dir() else []:
+            found.setdefault(path.stem, path)
+    return found
+
+
+def find(kind: str, name: str) -> Path:
+    """Returns the file that a name or a path stands for.
+
+    Raises:
+        ProfileError: when there is none; the nearest names are offered.
+    """
+    if name.endswith(".toml") or os.sep in name:
+        path = Path(name)
+        if not path.is_file():
+            raise ProfileError(name, "", "no such file", f"a {kind} profile in TOML")
+        return path
+    names = available(kind)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see `pipesim profiles list`"
+        raise ProfileError(f"--{kind}", "", f'"{name}"', f"one of {', '.join(sorted(names)) or 'no profiles found'}", hint)
+    return names[name]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Returns the parsed TOML document of a file.
+
+    Raises:
+        ProfileError: when the file cannot be read, is not text, or is not TOML; the line is named.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ProfileError(path, "", error.strerror or "an unreadable file", "a readable TOML file") from None
+    if len(data) > LONGEST_FILE:
+        raise ProfileError(path, "", f"{len(data):,} bytes", f"a TOML file of at most {LONGEST_FILE:,} bytes")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ProfileError(path, "", f"a binary file (byte {error.start} is not text)", "a TOML file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(path, "", f"broken or cut-off TOML: {error}", "a complete TOML file") from None
+
+
+def validated(schema: type[Document], document: dict[str, Any], path: Path) -> Document:
+    """Returns a document checked against its schema.
+
+    Raises:
+        ProfileError: naming the first key that is wrong, unknown or missing, and how many more there are.
+    """
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        given = "nothing" if version is None else repr(version)
+        later = isinstance(version, int) and version > SCHEMA_VERSION
+        hint = "it was written for a later pipesim; update pipesim" if later else ""
+        raise ProfileError(path, "schema_version", given, str(SCHEMA_VERSION), hint)
+    try:
+        return schema.model_validate(document)
+    except ValidationError as error:
+        raise _phrase(schema, error, path) from None
+
+
+def load_hardware(name: str) -> HardwareProfile:
+    """Returns a hardware profile by name or path. Raises ProfileError."""
+    path = find("hardware", name)
+    return validated(HardwareProfile, read_toml(path), path)
+
+
+def load_model(name: str) -> ModelProfile:
+    """Returns a model profile by name or path. Raises ProfileError."""
+    path = find("model", name)
+    return validated(ModelProfile, read_toml(path), path)
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """Returns the JSON Schema of one kind of profile."""
+    return SCHEMAS[kind].model_json_schema()
+
+
+def _phrase(schema: type[BaseModel], error: ValidationError, path: Path) -> ProfileError:
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    key = ".".join(str(part) for part in first["loc"])
+    more = f"and {len(problems) - 1} more problem(s) in this file" if len(problems) > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = sorted(_keys_at(schema, first["loc"][:-1]))
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        hint = "; ".join(part for part in (f"did you mean {near[0]}?" if near else "", more) if part)
+        return ProfileError(path, key, "an unknown key", f"one of {', '.join(known)}" if known else "no such key", hint)
+    if first["type"] == "missing":
+        return ProfileError(path, key, "nothing", "this key", more)
+    given, wanted = _given_and_wanted(first)
+    return ProfileError(path, key, given, wanted, more)
+
+
+def _given_and_wanted(problem: ErrorDetails) -> tuple[str, str]:
+    """Splits one of pydantic's complaints, or one of our own validators', into its two halves."""
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error" and text.endswith(" is wanted"):
+        given, _, wanted = text.removesuffix(" is wanted").rpartition("; ")
+        return given, wanted
+    given = repr(problem["input"])
+    return given if len(given) <= 60 else given[:57] + "…", text[0].lower() + text[1:]
+
+
+def _keys_at(schema: type[BaseModel], location: tuple[int | str, ...]) -> set[str]:
+    """Returns the keys that a table at one place of the document may have."""
+    node: Any = schema
+    for part in location:
+        if isinstance(node, type) and issubclass(node, BaseModel) and part in node.model_fields:
+            node = node.model_fields[str(part)].annotation
+        else:
+            arguments = [argument for argument in typing.get_args(node) if argument is not Ellipsis]
+            node = arguments[-1] if arguments else None
+        while typing.get_origin(node) is not None and type(None) in typing.get_args(node):
+            node = next(argument for argument in typing.get_args(node) if argument is not type(None))
+    return set(node.model_fields) if isinstance(node, type) and issubclass(node, BaseModel) else set()

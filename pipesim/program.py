@@ -1,0 +1,72 @@
+"""Lowering: a batch on a deployment becomes one program of operations per pipeline stage."""
+
+from dataclasses import dataclass
+
+from pipesim.deployment import Deployment
+from pipesim.families import Section, family_of
+from pipesim.ops import Collective, SendRecv, StageOp
+from pipesim.profiles.model import STORAGE_BYTES
+from pipesim.workload import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class SectionRun:
+    """A section of the model and how many times in a row a stage runs it."""
+
+    section: Section
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassProgram:
+    """What one micro-batch does on its way through all stages."""
+
+    operations: dict[Section, list[StageOp]]
+    """Per section, on each rank of a stage."""
+    stages: tuple[tuple[SectionRun, ...], ...]
+    sends: tuple[tuple[SendRecv, ...], ...]
+    """Per hop from a stage to the next, one transfer per rank; they run side by side on links of their own."""
+
+
+def stage_sections(deployment: Deployment, stage: int) -> tuple[SectionRun, ...]:
+    """Returns what one stage runs, in order: embedding on the first, head on the last, dense layers before expert layers."""
+    dense = deployment.dense_layers(stage)
+    runs = [
+        SectionRun("embedding", int(stage == 0)),
+        SectionRun("receive", int(stage > 0 and deployment.plan.tp > 1)),
+        SectionRun("dense_layer", dense),
+        SectionRun("expert_layer", deployment.layers[stage] - dense),
+        SectionRun("head", int(stage == deployment.plan.pp - 1)),
+    ]
+    return tuple(run for run in runs if run.times)
+
+
+def lower(deployment: Deployment, batch: Batch) -> PassProgram:
+    """Returns the program of one batch on one deployment."""
+    model, plan = deployment.model, deployment.plan
+    family = family_of(model)
+    stages = tuple(stage_sections(deployment, stage) for stage in range(plan.pp))
+    sections = {run.section for runs in stages for run in runs}
+    operations = {
+        section: _receive(deployment, batch) if section == "receive" else family.operations(model, section, batch, plan.tp)
+        for section in sections
+    }
+    sends = tuple(_sends(deployment, batch, stage) for stage in range(plan.pp - 1))
+    return PassProgram(operations, stages, sends)
+
+
+def _receive(deployment: Deployment, batch: Batch) -> list[StageOp]:
+    """A stage puts the slices of hidden state and residual together again (SGLang parallel_state.py `recv_tensor_dict`)."""
+    model = deployment.model
+    size = STORAGE_BYTES[model.precision.activations] * batch.tokens * model.hidden_size
+    return [Collective("all_gather", "send_recv", deployment.plan.tp, size)] * 2
+
+
+def _sends(deployment: Deployment, batch: Batch, stage: int) -> tuple[SendRecv, ...]:
+    """Hidden state and residual, each rank its 1/tp slice (SGLang parallel_state.py `send_tensor_dict`)."""
+    model, plan, hardware = deployment.model, deployment.plan, deployment.hardware
+    size = 2 * STORAGE_BYTES[model.precision.activations] * batch.tokens * model.hidden_size / plan.tp
+    return tuple(
+        SendRecv(size, hardware.same_group(sender, receiver), deployment.engine.peer_access, tensors=2)
+        for sender, receiver in zip(plan.stage_gpus(stage), plan.stage_gpus(stage + 1), strict=True)
+    )

@@ -1,0 +1,67 @@
+"""What happened in a run: spans of stages and hops, and the requests; every metric is a function of it.
+
+Times are whole picoseconds on the simulated clock.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Clock = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class OpSpan(NamedTuple):
+    """One operation on one stage (detail "op" only)."""
+
+    passage: int
+    stage: int
+    name: str
+    category: str
+    bound: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One run of the simulator: N passages of micro-batches over P stages."""
+
+    starts: Clock
+    """[P, N] when each passage began on each stage."""
+    ends: Clock
+    """[P, N] when it left the stage."""
+    arrivals: Clock
+    """[P, N] when it could have begun: launched (stage 0) or received."""
+    hop_starts: Clock
+    """[P−1, N] when its activations were sent on."""
+    price_index: Clock
+    """[N] which of `prices` it cost."""
+    prices: tuple[Any, ...]
+    """The distinct prices of passages."""
+    decode: np.ndarray[Any, np.dtype[np.bool_]]
+    """[N] whether it was a decode step."""
+    slot: Clock
+    """[N] the micro-batch slot."""
+    requests_in_batch: Clock
+    """[N] requests in the micro-batch."""
+    arrival: Clock
+    """[R] when each request was sent."""
+    first_token: Clock
+    """[R]"""
+    last_token: Clock
+    """[R]"""
+    input_len: Clock
+    output_len: Clock
+    gap: Clock
+    """[G] times between consecutive tokens of a request, equal ones of one micro-batch once."""
+    gap_weight: Clock
+    """[G] how many requests saw that gap."""
+    cycle: Clock
+    """[C] times from one decode result of a slot to the next."""
+    op_spans: tuple[OpSpan, ...] = ()
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """From the first request's sending to the last token."""
+        return int(self.arrival.min()), int(self.last_token.max())

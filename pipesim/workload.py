@@ -1,0 +1,155 @@
+"""What users ask for: a closed loop or an open loop of requests, and the batches an engine makes of them."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pipesim.errors import UsageError
+from pipesim.units import to_picoseconds
+
+KV_BLOCK_TOKENS = 64
+"""Decode attention is priced at the mean KV length of a batch, rounded up to whole blocks of this many tokens."""
+
+LIMITS = {
+    "--concurrency": (1, 100_000),
+    "--num-prompts": (1, 1_000_000),
+    "--input-len": (1, 10_000_000),
+    "--output-len": (1, 1_000_000),
+    "--context-len": (0, 10_000_000),
+}
+
+
+class DecodeStep(NamedTuple):
+    """One token for each of some requests."""
+
+    requests: int
+    kv_tokens: int
+    """Mean tokens in the KV cache per request."""
+    rows: int
+    """Rows that run: more than `requests` when a captured graph pads them."""
+    captured: bool
+    """Whether a CUDA graph is replayed; kernels are launched from Python otherwise."""
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the hidden state."""
+        return self.rows
+
+    @property
+    def sampled(self) -> int:
+        """Rows whose next token is sampled."""
+        return self.rows
+
+
+class PrefillChunk(NamedTuple):
+    """Prompt tokens of some requests."""
+
+    tokens: int
+    requests: int
+    attended: int
+    """Pairs of new token and token it attends to, summed over the batch."""
+    finished: int
+    """Requests whose prompt ends in this batch: their first token is sampled."""
+    prefixed: bool
+    """Whether any of the requests has tokens in the KV cache already."""
+
+    @property
+    def captured(self) -> bool:
+        """Never: prefill graphs are off under PP and by default (SGLang arg_groups/cuda_graph_hook.py)."""
+        return False
+
+    @property
+    def sampled(self) -> int:
+        """Rows whose next token is sampled."""
+        return self.finished
+
+
+Batch = DecodeStep | PrefillChunk
+
+
+def mean_kv_tokens(requests: int, kv_tokens: int) -> int:
+    """Returns the mean KV length of some requests that hold `kv_tokens` tokens in all, in whole KV blocks."""
+    return -(-kv_tokens // (requests * KV_BLOCK_TOKENS)) * KV_BLOCK_TOKENS
+
+
+class RequestSpec(NamedTuple):
+    """One request as a user sends it."""
+
+    submit_ps: int
+    """Time after the start at which it is sent, or 0 for "when a user is free"."""
+    input_len: int
+    output_len: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A benchmark run as `bench_serving` describes it.
+
+    Closed loop when `request_rate` is None: `concurrency` users send their first requests one after another,
+    exponential gaps of `spacing_s` on average apart, and each sends its next one when its last one has ended.
+    Open loop otherwise: Poisson arrivals, and at most `concurrency` requests in the server when that is given.
+
+    Raises:
+        UsageError: for a number that is zero, negative, not finite, or absurd; it names the flag.
+    """
+
+    concurrency: int = 32
+    num_prompts: int = 128
+    input_len: int = 512
+    output_len: int = 256
+    random_range_ratio: float = 0.0
+    """Lengths are uniform in [L(1−r), L(1+r)]."""
+    context_len: int = 0
+    """Tokens already in the KV cache of each request: its input is then not prefilled beyond one token."""
+    spacing_s: float = 0.0002
+    request_rate: float | None = None
+    """Requests per second of the open loop."""
+
+    def __post_init__(self) -> None:
+        given = {
+            "--concurrency": self.concurrency,
+            "--num-prompts": self.num_prompts,
+            "--input-len": self.input_len,
+            "--output-len": self.output_len,
+            "--context-len": self.context_len,
+        }
+        for flag, value in given.items():
+            low, high = LIMITS[flag]
+            if not low <= value <= high:
+                raise UsageError(flag, value, f"a whole number from {low} to {high:,}")
+        if not 0.0 <= self.random_range_ratio <= 1.0:
+            raise UsageError("--random-range-ratio", self.random_range_ratio, "a number from 0 to 1")
+        if not (math.isfinite(self.spacing_s) and 0.0 <= self.spacing_s <= 3600.0):
+            raise UsageError("--submit-spacing", self.spacing_s, "a time from 0 s to 3600 s")
+        if self.request_rate is not None and not (math.isfinite(self.request_rate) and 0 < self.request_rate <= 1e6):
+            raise UsageError("--request-rate", self.request_rate, "requests per second above 0 and at most 1,000,000")
+
+    @property
+    def tokens_per_request(self) -> int:
+        """Most tokens that one request of this workload can hold in the KV cache."""
+        longest = 1.0 + self.random_range_ratio
+        return self.context_len + math.floor(self.input_len * longest) + math.floor(self.output_len * longest)
+
+    def draw(self, seed: int) -> list[RequestSpec]:
+        """Returns the requests of one run; the same seed gives the same run."""
+        generator = np.random.default_rng(seed)
+        inputs = self._lengths(generator, self.input_len)
+        outputs = self._lengths(generator, self.output_len)
+        if self.request_rate is not None:
+            gaps = generator.exponential(1.0 / self.request_rate, self.num_prompts)
+            submits = np.cumsum(gaps) - gaps[0]
+        else:
+            first = min(self.concurrency, self.num_prompts)
+            gaps = generator.exponential(self.spacing_s, first) if self.spacing_s else np.zeros(first)
+            submits = np.concatenate([np.cumsum(gaps) - gaps[0], np.zeros(self.num_prompts - first)])
+        return [
+            RequestSpec(to_picoseconds(submit), int(length_in), int(length_out))
+            for submit, length_in, length_out in zip(submits, inputs, outputs, strict=True)
+        ]
+
+    def _lengths(self, generator: np.random.Generator, mean: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        low = max(1, math.ceil(mean * (1.0 - self.random_range_ratio)))
+        high = max(low, math.floor(mean * (1.0 + self.random_range_ratio)))
+        return generator.integers(low, high, self.num_prompts, endpoint=True)
