@@ -72,6 +72,11 @@ class Prediction:
             for name in ("measured", "fitted", "datasheet")
         }
 
+    def free_bytes(self, stage: int) -> float:
+        """Returns the memory [B] that weights and KV cache leave on each GPU of one stage."""
+        kv_cache = self.kv_capacity_tokens * kv_bytes_per_token(self.deployment, stage)
+        return self.deployment.hardware.gpu.memory - self.memory[stage].total - kv_cache
+
     def stage_share(self, stage: int) -> tuple[float, float]:
         """Returns busy and bubble fraction of one stage's GPUs, mean over seeds."""
         loads = [run.stages[stage] for run in self.runs]

@@ -3,6 +3,7 @@
 The loop is the same for every engine; what differs is in its policy and its `LoopShape`. TP alone is one stage.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Any, Literal, NamedTuple
@@ -12,7 +13,7 @@ import simpy
 
 from pipesim.engines import MicroBatch, Policy, Request
 from pipesim.passes import PassPrice, PriceBatch
-from pipesim.simulation.stages import EventPipeline, ListOperations, Passage, PassPipeline, Pipeline
+from pipesim.simulation.stages import EventPipeline, ListOperations, Passage, PassPipeline, Pipeline, Record
 from pipesim.timeline import Clock, Timeline
 
 Detail = Literal["pass", "stage", "op"]
@@ -57,7 +58,27 @@ def simulate(
     run = _Run(environment, pipeline, policy, price, idle_turn)
     run.start(requests, len(requests) if users is None else users)
     environment.run()
-    return _timeline(run, policy, requests, pipeline)
+    return _timeline(run, policy, requests, pipeline.record)
+
+
+class _Launches:
+    """What was launched, in order; equal prices are numbered once."""
+
+    def __init__(self) -> None:
+        self.price_index, self.slot, self.requests, self.decode = array("q"), array("q"), array("q"), array("b")
+        self.prices: list[PassPrice] = []
+        self._numbers: dict[int, int] = {}
+
+    def add(self, micro_batch: MicroBatch, price: PassPrice) -> int:
+        """Returns the index of a launch."""
+        number = self._numbers.setdefault(id(price), len(self.prices))
+        if number == len(self.prices):
+            self.prices.append(price)
+        self.price_index.append(number)
+        self.slot.append(micro_batch.slot)
+        self.requests.append(micro_batch.batch.requests)
+        self.decode.append(micro_batch.decode_step >= 0)
+        return len(self.slot) - 1
 
 
 class _Run:
@@ -66,10 +87,11 @@ class _Run:
     def __init__(
         self, environment: simpy.Environment, pipeline: Pipeline, policy: Policy, price: PriceBatch, idle_turn: int
     ) -> None:
-        self.launched: list[_Launched] = []
+        self.launches = _Launches()
         self._environment, self._pipeline = environment, pipeline
         self._policy, self._price, self._idle_turn = policy, price, idle_turn
-        self._turns: list[_Launched | None] = []
+        lag = policy.loop.result_lag
+        self._recent: deque[_Launched | None] = deque([None] * lag, maxlen=lag)
         self._arrived = environment.event()
         self._unsent: deque[Request] = deque()
         self._unfinished = 0
@@ -90,15 +112,14 @@ class _Run:
             if policy.idle:
                 yield self._arrived
             micro_batch = policy.form(turn % shape.slots)
-            handled = turn - shape.result_lag
-            result = self._turns[handled] if 0 <= handled < turn else None
+            result = self._recent[0] if self._recent else None
             if micro_batch is None:
                 launched, now = None, self._environment.now + self._idle_turn
             else:
                 launched, now = yield from self._launch(micro_batch, result if shape.receive_before_launch else None)
                 if not shape.send_after_processing:
                     self._pipeline.release(launched.passage, 0)
-            self._turns.append(launched)
+            self._recent.append(launched)
             ended: list[Request] = []
             if result := launched if shape.result_lag == 0 else result:
                 now = yield from self._receive(result, now)
@@ -116,9 +137,8 @@ class _Run:
         now = self._environment.now + price.schedule
         if awaited:
             now = yield from self._receive(awaited, now)
-        passage = Passage(len(self.launched), micro_batch.batch, price, arrivals=[now])
+        passage = Passage(self.launches.add(micro_batch, price), micro_batch.batch, price, now)
         launched = _Launched(passage, micro_batch)
-        self.launched.append(launched)
         self._pipeline.launch(passage)
         return launched, now + price.launch
 
@@ -146,28 +166,20 @@ class _Run:
         self._arrived = self._environment.event()
 
 
-def _timeline(run: _Run, policy: Policy, requests: list[Request], pipeline: Pipeline) -> Timeline:
-    passages = [launched.passage for launched in run.launched]
-    numbers: dict[int, int] = {}
-    prices: list[PassPrice] = []
-    for passage in passages:
-        if numbers.setdefault(id(passage.price), len(prices)) == len(prices):
-            prices.append(passage.price)
+def _timeline(run: _Run, policy: Policy, requests: list[Request], record: Record) -> Timeline:
     gaps = policy.decode_gaps
 
-    def stages_first(columns: list[list[int]]) -> Clock:
-        return np.ascontiguousarray(np.array(columns, dtype=np.int64).T)
-
+    launches = run.launches
     return Timeline(
-        starts=stages_first([passage.starts for passage in passages]),
-        ends=stages_first([passage.ends for passage in passages]),
-        arrivals=stages_first([passage.arrivals for passage in passages]),
-        hop_starts=stages_first([passage.hop_starts for passage in passages]),
-        price_index=_clock(numbers[id(passage.price)] for passage in passages),
-        prices=tuple(prices),
-        decode=np.array([launched.micro_batch.decode_step >= 0 for launched in run.launched], dtype=np.bool_),
-        slot=_clock(launched.micro_batch.slot for launched in run.launched),
-        requests_in_batch=_clock(passage.batch.requests for passage in passages),
+        starts=_stages(record.starts),
+        ends=_stages(record.ends),
+        arrivals=_stages(record.arrivals),
+        hop_starts=_stages(record.hop_starts),
+        price_index=np.array(launches.price_index, dtype=np.int64),
+        prices=tuple(launches.prices),
+        decode=np.array(launches.decode, dtype=np.bool_),
+        slot=np.array(launches.slot, dtype=np.int64),
+        requests_in_batch=np.array(launches.requests, dtype=np.int64),
         arrival=_clock(request.arrival for request in requests),
         first_token=_clock(request.first_token for request in requests),
         last_token=_clock(request.last_token for request in requests),
@@ -176,8 +188,12 @@ def _timeline(run: _Run, policy: Policy, requests: list[Request], pipeline: Pipe
         gap=_clock(gaps.gaps),
         gap_weight=_clock(gaps.weights),
         cycle=_clock(gaps.cycles),
-        op_spans=tuple(pipeline.op_spans),
+        op_spans=tuple(record.op_spans),
     )
+
+
+def _stages(columns: "list[array[int]]") -> Clock:
+    return np.array(columns, dtype=np.int64).reshape(len(columns), len(columns[0]) if columns else 0)
 
 
 def _clock(values: Iterable[int]) -> Clock:

@@ -1,0 +1,96 @@
+"""Why a prediction is what it is: the binding limit in words, and what the answer hangs on."""
+
+from pipesim.closed_form import SteadyState
+from pipesim.deployment import Deployment
+from pipesim.prediction import Prediction, Predictor
+from pipesim.workload import Workload
+
+NOTEWORTHY_ALL_REDUCE = 0.02
+"""Share of the time from which AllReduce is worth a warning about other hosts."""
+
+NAMES = {
+    "experts": "routed experts",
+    "attention": "attention",
+    "dense": "dense layers, shared expert and head",
+    "all_reduce": "AllReduce",
+    "send_recv": "send/recv",
+    "host": "host",
+    "bubble": "pipeline bubbles",
+}
+
+
+def binding_limit(prediction: Prediction) -> str:
+    """Returns one sentence on what takes most of the GPUs' time, and what to do about it."""
+    largest = max(prediction.breakdown, key=lambda name: prediction.breakdown[name])
+    share = f"{prediction.breakdown[largest]:.0%}"
+    plan, settings = prediction.deployment.plan, prediction.deployment.engine
+    if largest == "bubble":
+        return f"Pipeline-bound: the GPUs idle in bubbles {share} of the time. {_why_bubbles(prediction)}"
+    if largest == "host":
+        if not settings.cuda_graph:
+            return (
+                f"Host-bound: {share} of the time the GPUs wait for kernels launched from Python; AllReduce and memory "
+                "reads hide under the launches. CUDA graphs (--cuda-graph) would remove the wait."
+            )
+        return f"Host-bound: {share} of the time no micro-batch is in flight while the scheduler works."
+    if largest == "all_reduce":
+        return f"Link-bound: AllReduce over {plan.tp} GPUs takes {share} of the time."
+    if largest == "send_recv":
+        return f"Link-bound: sending activations between {plan.pp} stages takes {share} of the time."
+    if largest == "experts":
+        rows = prediction.closed_form.requests_per_micro_batch
+        return (
+            f"Memory-bound: reading the weights of routed experts takes {share} of the time; a micro-batch of {rows} "
+            "touches its experts anew, whatever the other micro-batches have read."
+        )
+    return f"{NAMES[largest].capitalize()} takes {share} of the time."
+
+
+def _why_bubbles(prediction: Prediction) -> str:
+    in_flight, slots = prediction.mean("micro_batches_in_flight"), prediction.mean("slots_used")
+    pp, steady = prediction.deployment.plan.pp, prediction.closed_form
+    if prediction.workload.concurrency < pp:
+        return f"{prediction.workload.concurrency} user(s) can fill at most as many of the {pp} stages at a time."
+    if in_flight < 0.8 * pp and steady.micro_batches >= pp:
+        cap = steady.requests_per_micro_batch
+        better = steady.output_tokens_per_s
+        return (
+            f"On average {in_flight:.1f} micro-batches are in flight over {pp} stages, in {slots:.0f} unevenly filled slots; "
+            f"--pp-max-micro-batch-size {cap} would fill {steady.micro_batches} slots evenly (steady decode {better:,.0f} tok/s)."
+        )
+    return f"On average {in_flight:.1f} micro-batches are in flight over {pp} stages."
+
+
+def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:
+    """Returns output tok/s if AllReduce were as slow, or as fast, as on other published boxes of the kind.
+
+    The closed form's ratio, applied to the prediction. None where AllReduce does not matter or no range is known.
+    """
+    hardware = prediction.deployment.hardware
+    if hardware.all_reduce_range is None or prediction.breakdown["all_reduce"] < NOTEWORTHY_ALL_REDUCE:
+        return None
+    base, now = prediction.closed_form.output_tokens_per_s, prediction.mean("output_tokens_per_s")
+    factors = (hardware.all_reduce_range.slowest, hardware.all_reduce_range.fastest)
+    slow, fast = (_with_all_reduce(prediction.deployment, prediction.workload, factor) for factor in factors)
+    return now * slow.output_tokens_per_s / base, now * fast.output_tokens_per_s / base
+
+
+def _with_all_reduce(deployment: Deployment, workload: Workload, factor: float) -> SteadyState:
+    hardware = deployment.hardware.with_all_reduce_scaled(factor)
+    scaled = Deployment(deployment.model, hardware, deployment.plan, deployment.engine, deployment.layers)
+    return Predictor(scaled).steady_state(workload)
+
+
+def notes(prediction: Prediction) -> list[str]:
+    """Returns what a reader of the numbers has to know."""
+    found = []
+    hosts = all_reduce_range(prediction)
+    if hosts:
+        share = prediction.breakdown["all_reduce"]
+        found.append(
+            f"AllReduce is {share:.0%} of the time and a property of the host: with the AllReduce of other published boxes "
+            f"with these GPUs this split gives {hosts[0]:,.0f} to {hosts[1]:,.0f} tok/s. Splits that differ by less may change places."
+        )
+    if prediction.basis["datasheet"] > 0:
+        found.append(f"{prediction.basis['datasheet']:.0%} of the priced time rests on datasheet figures alone.")
+    return found

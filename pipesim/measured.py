@@ -1,0 +1,113 @@
+"""Measured runs as files: what was run, what was measured, what the source does not say and was assumed."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipesim.profiles.base import Frozen
+
+Role = Literal["validation", "calibration", "reported"]
+"""Judged; used to fit a constant and therefore never judged as evidence; or only shown, its conditions unknown."""
+
+METRICS = ("output_tokens_per_s", "request_throughput_per_s", "ttft_s", "tpot_s", "itl_s", "e2e_s")
+"""What can be compared; of a latency the mean."""
+
+
+class RunPlan(Frozen):
+    """The split of a run."""
+
+    tp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1)
+    layer_partition: tuple[int, ...] | None = None
+
+
+class RunEngine(Frozen):
+    """Engine and flags of a run; what is left out is the engine's default."""
+
+    name: Literal["sglang"] = "sglang"
+    cuda_graph: bool = True
+    pp_max_micro_batch_size: int | None = None
+    pp_async_batch_depth: int = 0
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    mem_fraction_static: float | None = None
+    peer_access: bool = True
+
+
+class RunWorkload(Frozen):
+    """The load of a run."""
+
+    concurrency: int = Field(ge=1)
+    num_prompts: int | None = None
+    """Requests in all; left out, `waves` times the users."""
+    waves: int = Field(default=4, ge=1)
+    input_len: int
+    output_len: int
+    random_range_ratio: float = 0.0
+    context_len: int = 0
+    request_rate: float | None = None
+
+
+class MeasuredRun(Frozen):
+    """One run of a source."""
+
+    id: str
+    role: Role
+    source: str
+    model: str
+    hardware: str
+    plan: RunPlan
+    engine: RunEngine
+    workload: RunWorkload
+    assumed: tuple[str, ...] = ()
+    """Keys of this run that the source does not state."""
+    measured: dict[str, float]
+    tolerance: dict[str, float] = {}
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> Self:
+        for name, value in self.measured.items():
+            if name not in METRICS:
+                raise ValueError(f"measured.{name} is no metric; one of {', '.join(METRICS)} is wanted")
+            if not value > 0:
+                raise ValueError(f"measured.{name} is {value}; a number above 0 is wanted")
+            if self.role != "reported" and name not in self.tolerance:
+                raise ValueError(f"tolerance.{name} is nothing; the tolerance of measured.{name} is wanted")
+        return self
+
+
+class Runs(Frozen):
+    """A file of measured runs."""
+
+    schema_version: Literal[1]
+    run: tuple[MeasuredRun, ...] = Field(min_length=1)
+    assumption: str = ""
+    """What was assumed for the whole source, in words."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spread_common(cls, document: Any) -> Any:
+        """Merges the file's `common` table under every run: what holds for the whole source is written once."""
+        if not isinstance(document, dict) or not isinstance(document.get("run"), list):
+            return document
+        document = dict(document)
+        common = document.pop("common", {})
+        document["run"] = [_merged(common, run) if isinstance(run, dict) else run for run in document["run"]]
+        return document
+
+    @model_validator(mode="after")
+    def _check_unique(self) -> Self:
+        names = [run.id for run in self.run]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f'run.id "{name}" stands {names.count(name)} times; each id once is wanted')
+        return self
+
+
+def _merged(common: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(common)
+    for key, value in run.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged

@@ -1,0 +1,239 @@
+"""Answers for people and for scripts: one 80-column screen, one JSON object. Nothing is computed here but layout."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from pipesim.explain import NAMES, binding_limit, notes
+from pipesim.metrics import Latency
+from pipesim.prediction import INTERVAL_LEVEL, Prediction
+from pipesim.validate import Comparison, Validation
+
+WIDTH = 80
+GIB = 2**30
+
+
+def predict_json(prediction: Prediction) -> dict[str, Any]:
+    """Returns the object that `predict --json` prints (architecture, section 6)."""
+    deployment, workload = prediction.deployment, prediction.workload
+    steady = prediction.closed_form
+    numbers = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
+    latencies = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+    metrics: dict[str, Any] = {name: prediction.mean(name) for name in numbers}
+    metrics |= {name: prediction.latency(name)._asdict() for name in latencies}
+    metrics |= {name: prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")}
+    return {
+        "schema_version": 1,
+        "feasible": True,
+        "method": "simulation",
+        "detail": prediction.detail,
+        "deployment": {
+            "model": deployment.model.name,
+            "hardware": deployment.hardware.name,
+            "engine": deployment.engine.name,
+            "tp": deployment.plan.tp,
+            "pp": deployment.plan.pp,
+            "layer_partition": list(deployment.layers),
+            "cuda_graph": deployment.engine.cuda_graph,
+        },
+        "workload": {
+            "concurrency": workload.concurrency,
+            "input_len": workload.input_len,
+            "output_len": workload.output_len,
+            "num_prompts": workload.num_prompts,
+            "random_range_ratio": workload.random_range_ratio,
+            "context_len": workload.context_len,
+            "request_rate": workload.request_rate,
+            "seeds": len(prediction.runs),
+        },
+        "metrics": metrics,
+        "interval": {
+            "output_tokens_per_s": list(prediction.interval("output_tokens_per_s")),
+            "level": INTERVAL_LEVEL,
+        },
+        "closed_form": {
+            "output_tokens_per_s": steady.output_tokens_per_s,
+            "step_time_s": steady.step_time_s,
+            "bubble_fraction": steady.bubble_fraction,
+        },
+        "breakdown": prediction.breakdown,
+        "binding_limit": binding_limit(prediction),
+        "notes": notes(prediction),
+        "gpus": [_gpu_json(prediction, stage, rank) for stage in range(deployment.plan.pp) for rank in range(deployment.plan.tp)],
+        "basis": prediction.basis,
+    }
+
+
+def _gpu_json(prediction: Prediction, stage: int, rank: int) -> dict[str, Any]:
+    deployment, memory = prediction.deployment, prediction.memory[stage]
+    busy, bubble = prediction.stage_share(stage)
+    first = deployment.first_layer(stage)
+    return {
+        "gpu": deployment.plan.stage_gpus(stage)[rank],
+        "stage": stage,
+        "tp_rank": rank,
+        "layers": [first, first + deployment.layers[stage]],
+        "busy_fraction": busy,
+        "bubble_fraction": bubble,
+        "weights_bytes": round(memory.weights),
+        "kv_capacity_tokens": prediction.kv_capacity_tokens,
+        "memory_free_bytes": round(prediction.free_bytes(stage)),
+    }
+
+
+def infeasible_json(reasons: Sequence[str]) -> dict[str, Any]:
+    """Returns the object that stands for "this box cannot"."""
+    return {"schema_version": 1, "feasible": False, "reasons": list(reasons)}
+
+
+def validate_json(validation: Validation) -> dict[str, Any]:
+    """Returns the object that `validate --json` prints."""
+    worst = validation.worst
+    return {
+        "schema_version": 1,
+        "runs": [
+            {
+                "id": row.id,
+                "metric": row.metric,
+                "measured": row.measured,
+                "predicted": row.predicted,
+                "relative_error": row.relative_error,
+                "tolerance": row.tolerance,
+                "role": row.role,
+                "ok": row.ok,
+                "interval": list(row.interval),
+            }
+            for row in validation.rows
+        ],
+        "summary": {
+            "mean_abs_relative_error": validation.mean_abs_relative_error,
+            "worst": None if worst is None else {"id": worst.id, "metric": worst.metric, "relative_error": worst.relative_error},
+        },
+    }
+
+
+def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
+    """Returns the screen that `predict` prints."""
+    low, high = prediction.interval("output_tokens_per_s")
+    steady = prediction.closed_form
+    output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
+    slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}"
+    lines = [
+        *_heading(prediction, defaults),
+        "",
+        f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {prediction.mean('request_throughput_per_s'):.2f} req/s",
+        f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s: the middle {INTERVAL_LEVEL:.0%} of {len(prediction.runs)} seeds",
+        f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
+        f"{'':<13}{'':>9} step {_time(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+        "",
+        *_latencies(prediction),
+        "",
+        f"{'step time':<13}{_time(prediction.mean('step_time_s')):>9}   bubble {prediction.mean('bubble_fraction'):.1%}   "
+        f"micro-batches in flight {prediction.mean('micro_batches_in_flight'):.2f}",
+        "",
+        "where the GPUs' time goes",
+        *(f"  {NAMES[name]:<37}{share:>6.1%}  {_bar(share, 30)}" for name, share in _largest_first(prediction.breakdown)),
+        "",
+        *textwrap.wrap(binding_limit(prediction), WIDTH),
+        "",
+        *_gpu_table(prediction),
+        "",
+        *(line for note in notes(prediction) for line in textwrap.wrap(note, WIDTH)),
+        _basis(prediction.basis),
+    ]
+    return "\n".join(lines)
+
+
+def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
+    deployment, workload = prediction.deployment, prediction.workload
+    mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
+    plan = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
+    load = f"{workload.concurrency} users" if workload.request_rate is None else f"{workload.request_rate:g} req/s"
+    spread = f" ±{workload.random_range_ratio:.0%}" if workload.random_range_ratio else ""
+    context = f", {workload.context_len:,} in context" if workload.context_len else ""
+    text = f"load: {load}, {workload.num_prompts:,} requests of {workload.input_len:,} in, {workload.output_len:,} out{spread}{context}"
+    assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
+    return [plan, text, *assumed]
+
+
+def _latencies(prediction: Prediction) -> list[str]:
+    rows = [("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s")]
+    head = f"{'':<13}{'mean':>9}{'p50':>11}{'p99':>11}"
+    return [head, *(f"{label:<13}{_row(prediction.latency(name))}" for label, name in rows)]
+
+
+def _row(latency: Latency) -> str:
+    return f"{_time(latency.mean):>9}{_time(latency.p50):>11}{_time(latency.p99):>11}"
+
+
+def _gpu_table(prediction: Prediction) -> list[str]:
+    deployment = prediction.deployment
+    lines = [f"{'GPU':<7}{'stage':>5} {'layers':>8} {'busy':>6} {'bubble':>7}  {'load':<16}{'weights':>11}{'free':>9}"]
+    for stage in range(deployment.plan.pp):
+        busy, bubble = prediction.stage_share(stage)
+        gpus, first = deployment.plan.stage_gpus(stage), deployment.first_layer(stage)
+        name = f"{gpus[0]}" if len(gpus) == 1 else f"{gpus[0]}–{gpus[-1]}"
+        layers = f"{first}–{first + deployment.layers[stage] - 1}"
+        weights, free = prediction.memory[stage].weights / GIB, prediction.free_bytes(stage) / GIB
+        lines.append(
+            f"{name:<7}{stage:>5} {layers:>8} {busy:>6.1%} {bubble:>7.1%}  {_bar(busy, 15):<16}{weights:>7.1f} GiB{free:>5.1f} GiB"
+        )
+    return [*lines, f"KV cache: {prediction.kv_capacity_tokens:,} tokens"]
+
+
+def _basis(basis: dict[str, float]) -> str:
+    return "evidence: " + ", ".join(f"{share:.0%} {name}" for name, share in basis.items() if share) + " constants"
+
+
+def _largest_first(shares: dict[str, float]) -> list[tuple[str, float]]:
+    return sorted(((name, share) for name, share in shares.items() if share >= 0.0005), key=lambda item: -item[1])
+
+
+def _bar(share: float, width: int) -> str:
+    return "█" * round(share * width)
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def validate_text(validation: Validation) -> str:
+    """Returns the table that `validate` prints."""
+    lines = [f"{'run':<18}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
+    for row in validation.rows:
+        metric = row.metric.removesuffix("_per_s") + "/s" if row.metric.endswith("_per_s") else row.metric
+        lines.append(
+            f"{row.id:<18}{metric:<22}{row.measured:>9,.1f}{row.predicted:>10,.1f}{row.relative_error:>+8.1%}"
+            f"{row.tolerance:>6.0%}  {_verdict(row):<11}".rstrip()
+        )
+    lines.append("")
+    if validation.worst is not None:
+        worst = validation.worst
+        lines.append(
+            f"validation rows: mean absolute error {validation.mean_abs_relative_error:.1%}, worst {worst.relative_error:+.1%} ({worst.id})"
+        )
+    for text in validation.assumptions:
+        lines += textwrap.wrap(f"assumed: {text}", WIDTH, subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def validate_markdown(validation: Validation) -> str:
+    """Returns the same table in Markdown."""
+    lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
+    lines += [
+        f"| {row.id} | {row.metric} | {row.measured:,.1f} | {row.predicted:,.1f} | {row.relative_error:+.1%} | {row.tolerance:.0%} | {_verdict(row)} |"
+        for row in validation.rows
+    ]
+    return "\n".join(lines)
+
+
+def _verdict(row: Comparison) -> str:
+    if row.role == "reported":
+        return "reported"
+    if row.role == "calibration":
+        return "calibration" if row.ok else "CALIB. OUT"
+    return "ok" if row.ok else "OUT"

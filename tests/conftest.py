@@ -1,0 +1,61 @@
+"""What many tests share: the shipped profiles, and the command line run in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import settings
+
+from pipesim import cli
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.model import ModelProfile
+from pipesim.profiles.store import load_hardware, load_model
+
+settings.register_profile("pipesim", deadline=None, derandomize=True, max_examples=60)
+settings.load_profile("pipesim")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Ran(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+
+RunCli = Callable[..., Ran]
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
+    """Runs `pipesim ARGS` in this process and returns exit code, stdout and stderr."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr("sys.argv", ["pipesim", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def box() -> HardwareProfile:
+    """The founding box."""
+    return load_hardware("rtx-pro-6000-x8")
+
+
+@pytest.fixture(scope="session")
+def kimi() -> ModelProfile:
+    """Kimi K2.6."""
+    return load_model("kimi-k2.6")
