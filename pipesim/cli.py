@@ -17,7 +17,7 @@ from pipesim.units import parse_quantity
 from pipesim.validate import SEEDS, load_runs, validate
 from pipesim.workload import Workload
 
-DEFAULT_MODEL, DEFAULT_HARDWARE, DEFAULT_ENGINE = "kimi-k2.6", "rtx-pro-6000-x8", "sglang"
+DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
 DEFAULT_SEEDS = 5
 WAVES = 4
 """Requests per user where --num-prompts is not given."""
@@ -36,8 +36,12 @@ Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a n
 EngineName = Annotated[Literal["sglang"], typer.Option("--engine", help="Serving engine.")]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
-Partition = Annotated[str | None, typer.Option("--layer-partition", help='Layers of each stage, such as "15,15,15,16".')]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", "--max-concurrency", help="Users of the closed loop.")]
+Partition = Annotated[
+    str | None, typer.Option("--layer-partition", help='Layers of each stage, such as "15,15,15,16".')
+]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", "--max-concurrency", help="Users of the closed loop.")
+]
 Rate = Annotated[float | None, typer.Option("--request-rate", help="Open loop: Poisson arrivals per second.")]
 NumPrompts = Annotated[int | None, typer.Option("--num-prompts", help="Requests in all [default: 4 per user].")]
 InputLen = Annotated[int, typer.Option("--input-len", "--isl", "--random-input-len", help="Prompt tokens.")]
@@ -47,7 +51,9 @@ ContextLen = Annotated[int, typer.Option("--context-len", help="Tokens in the KV
 Spacing = Annotated[str, typer.Option("--submit-spacing", help="Mean gap between the users' first requests.")]
 Cap = Annotated[int | None, typer.Option("--pp-max-micro-batch-size", help="Most requests in one micro-batch slot.")]
 Depth = Annotated[int, typer.Option("--pp-async-batch-depth", help="Slots beyond one per stage.")]
-MaxRunning = Annotated[int | None, typer.Option("--max-running-requests", "--max-num-seqs", help="Most requests in the server.")]
+MaxRunning = Annotated[
+    int | None, typer.Option("--max-running-requests", "--max-num-seqs", help="Most requests in the server.")
+]
 Chunk = Annotated[
     int | None, typer.Option("--chunked-prefill-size", "--max-num-batched-tokens", help="Prompt tokens of one launch.")
 ]
@@ -58,14 +64,22 @@ MemFraction = Annotated[
         help="SGLang's share of free memory for weights and KV cache; not vLLM's --gpu-memory-utilization.",
     ),
 ]
-Graph = Annotated[bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Captured decode, or kernels launched eagerly.")]
+Graph = Annotated[
+    bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Captured decode, or kernels launched eagerly.")
+]
 KvDtype = Annotated[Literal["auto", "bf16", "fp8"], typer.Option("--kv-cache-dtype", help="Storage of the KV cache.")]
-PeerAccess = Annotated[bool, typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host.")]
+PeerAccess = Annotated[
+    bool, typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]
-DetailName = Annotated[Literal["pass", "stage", "op"], typer.Option("--detail", help="Grain of the events; same results.")]
+DetailName = Annotated[
+    Literal["pass", "stage", "op"], typer.Option("--detail", help="Grain of the events; same results.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Paths = Annotated[list[Path] | None, typer.Argument(help="Files of measured runs [default: all that ship with pipesim].")]
+Paths = Annotated[
+    list[Path] | None, typer.Argument(help="Files of measured runs [default: all that ship with pipesim].")
+]
 
 
 @app.command()
@@ -73,7 +87,7 @@ def predict(
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     hardware: Hardware = DEFAULT_HARDWARE,
-    engine: EngineName = DEFAULT_ENGINE,
+    engine: EngineName = "sglang",
     tp: Tp = 1,
     pp: Pp = 1,
     layer_partition: Partition = None,

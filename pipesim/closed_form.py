@@ -24,24 +24,31 @@ class SteadyState:
     requests_per_micro_batch: int
 
 
-def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape) -> float:
-    """Returns the time [ps] from one launch of a slot to its next when M equal micro-batches circulate.
+def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn: int) -> float:
+    """Returns the time [ps] from one launch of a slot to its next when M equal micro-batches circulate in L slots.
 
-    The largest of: the way round of one micro-batch (stages c_s, hops x_s, the result's return and the host work on the
-    path), M times the busiest stage, hop or host, and what the loop's order of sends and receives adds:
+    The largest of M times the busiest stage, hop or host turn; the way round of one micro-batch (stages c_s, hops x_s,
+    the return r of the result, and the host work on the path); and what the loop's order of sends and receives adds:
 
-        T = max( Σ(c_s + x_s) + r + host,  M·max c_s,  M·max x_s,  M·(schedule + launch + process),  order )
+        depth 0      Σ(c_s + x_s) + r + schedule + process, and L/(L−1) · (Σc_s − c_0 + Σx_s + r + process), since a
+                     micro-batch leaves stage 0 only after the next slot's result is processed
+        depth D > 0  L/(L−1) · (Σ(c_s + x_s) + r): a launch waits for the receipt of launch k + 1 − L, and nothing else
+        TP alone     (c_0 + schedule + process) / 2: the result before last is handled behind a launch
 
-    With all L slots full and depth 0 the order term is L/(L−1)·(Σc − c_0 + Σx + r + process): a micro-batch leaves stage
-    0 only after the next slot's result is processed. With depth D the launch waits for the receipt of launch k + 1 − L
-    alone, so the way round is L/(L−1)·(Σ(c + x) + r) and the host work is off it.
+    Exact for M = L and M = 1; for M between them a lower bound. Stage 0 counts as no shorter than the host's launch and
+    processing where a micro-batch waits for these (SGLang managers/scheduler_pp_mixin.py `event_loop_pp`).
     """
     stages, hops = price.totals, price.hops
+    turn = price.schedule + price.launch + price.process
+    full = micro_batches == loop.slots
+    first = stages[0]
+    if loop.send_after_processing:
+        first = max(first, price.launch + price.process if full else price.launch)
+    way = first + sum(stages[1:]) + sum(hops) + price.result_return
     host = price.schedule + price.process
-    way = sum(stages) + sum(hops) + price.result_return
-    busiest = max(*stages, *hops, host + price.launch) if hops else max(*stages, host + price.launch)
-    terms: list[float] = [micro_batches * busiest]
-    if micro_batches < loop.slots or loop.result_lag == 0:
+    idle = (loop.slots - micro_batches) * idle_turn
+    terms: list[float] = [micro_batches * max(*stages, *hops, 0), micro_batches * turn + idle]
+    if not full or loop.result_lag == 0:
         terms.append(way + host)
     elif loop.slots == 1:
         terms.append((way + host) / (loop.result_lag + 1))
@@ -49,7 +56,7 @@ def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape) -> float:
         terms.append(way * loop.slots / (loop.slots - 1))
     else:
         terms.append(way + host)
-        terms.append((way - stages[0] + price.process) * loop.slots / (loop.slots - 1))
+        terms.append((way - first + price.process) * loop.slots / (loop.slots - 1))
     return max(terms)
 
 
@@ -66,6 +73,7 @@ def steady_state(
     decode: Batch,
     prefill: Batch,
     prefill_launches: float,
+    idle_turn: int,
 ) -> SteadyState:
     """Returns the steady state of a closed loop whose load spreads evenly.
 
@@ -77,11 +85,12 @@ def steady_state(
         decode: the decode step of one slot at mid-length.
         prefill: one prefill launch of one slot.
         prefill_launches: prefill launches that one generation of a slot's requests takes.
+        idle_turn: CPU time of a turn over an empty slot [ps].
     """
     micro_batches, requests = slots
     decode_price = price(decode)
-    cycle = cycle_time(decode_price, micro_batches, loop)
-    prefill_cycle = cycle_time(price(prefill), micro_batches, loop)
+    cycle = cycle_time(decode_price, micro_batches, loop, idle_turn)
+    prefill_cycle = cycle_time(price(prefill), micro_batches, loop, idle_turn)
     generation = (workload.output_len - 1) * cycle + prefill_launches * prefill_cycle
     return SteadyState(
         output_tokens_per_s=micro_batches * requests * workload.output_len / to_seconds(generation),

@@ -1,4 +1,4 @@
-"""Which model runs on which box, split how, under which engine settings: shape is checked here, bytes in `cost.memory`."""
+"""Which model runs on which box, split how, under which settings: shape is checked here, bytes in the engine."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -103,7 +103,9 @@ class Deployment:
             if size % tp:
                 raise UsageError("--tp", tp, f"a number that divides the {size} {what} of {model.name}")
         if self.plan.pp > model.layers:
-            raise UsageError("--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}")
+            raise UsageError(
+                "--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}"
+            )
 
     def _check_partition(self) -> None:
         stages, model = self.layers, self.model

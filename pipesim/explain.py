@@ -55,10 +55,11 @@ def _why_bubbles(prediction: Prediction) -> str:
         cap = steady.requests_per_micro_batch
         better = steady.output_tokens_per_s
         return (
-            f"On average {in_flight:.1f} micro-batches are in flight over {pp} stages, in {slots:.0f} unevenly filled slots; "
-            f"--pp-max-micro-batch-size {cap} would fill {steady.micro_batches} slots evenly (steady decode {better:,.0f} tok/s)."
+            f"On average {in_flight:.2f} micro-batches are in flight over {pp} stages, in {slots:.0f} unevenly filled "
+            f"slots; --pp-max-micro-batch-size {cap} would fill {steady.micro_batches} evenly "
+            f"(closed form: {better:,.0f} tok/s)."
         )
-    return f"On average {in_flight:.1f} micro-batches are in flight over {pp} stages."
+    return f"On average {in_flight:.2f} micro-batches are in flight over {pp} stages."
 
 
 def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:
@@ -88,8 +89,9 @@ def notes(prediction: Prediction) -> list[str]:
     if hosts:
         share = prediction.breakdown["all_reduce"]
         found.append(
-            f"AllReduce is {share:.0%} of the time and a property of the host: with the AllReduce of other published boxes "
-            f"with these GPUs this split gives {hosts[0]:,.0f} to {hosts[1]:,.0f} tok/s. Splits that differ by less may change places."
+            f"AllReduce is {share:.0%} of the time and a property of the host: with the AllReduce of other published "
+            f"boxes with these GPUs this split gives {hosts[0]:,.0f} to {hosts[1]:,.0f} tok/s. Splits that differ by "
+            "less may change places."
         )
     if prediction.basis["datasheet"] > 0:
         found.append(f"{prediction.basis['datasheet']:.0%} of the priced time rests on datasheet figures alone.")

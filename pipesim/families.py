@@ -134,7 +134,7 @@ def _mla(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
 
 
 def _absorbed_attention(model: ModelProfile, batch: Batch, heads: int) -> list[StageOp]:
-    """Attention over the latent itself, W_UK and W_UV absorbed into query and output (DeepSeek-V2, arXiv:2405.04434, 2.1)."""
+    """Attention over the latent, W_UK and W_UV absorbed into query and output (arXiv:2405.04434, section 2.1)."""
     attention, tokens = model.attention, batch.tokens
     weights = STORAGE_BYTES[model.precision.attention] * heads * attention.kv_lora_rank
 
@@ -207,7 +207,7 @@ def _mixture(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
 
 
 def _shared_expert(model: ModelProfile, batch: Batch, experts: Experts, columns: float) -> list[StageOp]:
-    """The expert that every token takes; in a captured graph on a second stream (SGLang `forward_normal_dual_stream`)."""
+    """The expert that every token takes; captured, on a second stream (SGLang `forward_normal_dual_stream`)."""
     if not columns:
         return []
     ops = _gated_mlp("shared_expert", model, model.precision.shared_expert, batch.tokens, columns)

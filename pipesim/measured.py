@@ -62,7 +62,7 @@ class MeasuredRun(Frozen):
     assumed: tuple[str, ...] = ()
     """Keys of this run that the source does not state."""
     measured: dict[str, float]
-    tolerance: dict[str, float] = {}
+    tolerance: dict[str, float] = Field(default_factory=dict)
     note: str = ""
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a timeline says: rates, latencies, bubbles, load per GPU and where the time went. Nothing here prices or simulates.
+"""What a timeline says: rates, latencies, bubbles, load per GPU and where the time went.
 
 Every stage's share of the run's window is kernels and collectives, waiting for a transfer that is on its way (these
 two are "busy"), bubble (idle while a micro-batch is somewhere else in the pipeline) or host (idle while none is, and
@@ -99,7 +99,7 @@ def summarise(timeline: Timeline) -> Metrics:
 
 
 def latency(seconds: Floats, weights: Clock | None = None) -> Latency:
-    """Returns mean, median and 99th percentile; with weights, of values that each stand for several. Zeros when empty."""
+    """Returns mean, median and 99th percentile; with weights, of values that each stand for several. Zeros if empty."""
     if not seconds.size:
         return Latency(0.0, 0.0, 0.0)
     if weights is None:
@@ -176,13 +176,16 @@ def _exposed_transfer(timeline: Timeline, stage: int, idle_from: Clock, idle_to:
 
 
 def _by_category(timeline: Timeline) -> dict[str, Floats]:
-    """Returns per category the picoseconds [P, prices used] of the whole run, from the prices and how often each was paid."""
+    """Returns per category the picoseconds [P, prices] of the whole run: each price times how often it was paid."""
     paid = np.bincount(timeline.price_index, minlength=len(timeline.prices))
     names = sorted({name for price in timeline.prices for stage in price.stages for name in stage.by_category})
     return {
         name: np.array(
             [
-                [price.stages[stage].by_category.get(name, 0) * int(n) for price, n in zip(timeline.prices, paid, strict=True)]
+                [
+                    price.stages[stage].by_category.get(name, 0) * int(n)
+                    for price, n in zip(timeline.prices, paid, strict=True)
+                ]
                 for stage in range(len(timeline.starts))
             ],
             dtype=np.float64,

@@ -7,11 +7,11 @@ from statistics import fmean
 import numpy as np
 
 from pipesim.closed_form import SteadyState, steady_state
-from pipesim.cost.memory import RankMemory, kv_bytes_per_token, rank_memory
+from pipesim.cost.memory import RankMemory, kv_bytes_per_token, model_bytes, rank_memory
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES, Request
 from pipesim.engines.base import settle
-from pipesim.errors import InfeasibleDeployment
+from pipesim.errors import InfeasibleDeployment, ProfileError
 from pipesim.metrics import Latency, Metrics, summarise
 from pipesim.passes import PassPricer
 from pipesim.profiles.hardware import HardwareProfile
@@ -87,14 +87,27 @@ def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, s
     """Returns a deployment that the box can hold.
 
     Raises:
+        ProfileError: when the model's shapes do not add up to its published weights.
         UsageError: when no box could run it.
         InfeasibleDeployment: when this box cannot, with the GPU that is short, by how much, and what would fit.
     """
+    _check_weights(model)
     deployment = settle(model, hardware, plan, settings, ENGINES[settings.name])
     capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
     if capacity < 1:
         raise InfeasibleDeployment(_shortage(deployment))
     return deployment
+
+
+def _check_weights(model: ModelProfile) -> None:
+    computed = model_bytes(model)
+    if abs(computed / model.text_weights - 1.0) > model.text_weights_tolerance:
+        raise ProfileError(
+            f"model profile {model.name}",
+            "text_weights",
+            f"{model.text_weights / 1e9:,.1f} GB",
+            f"the {computed / 1e9:,.1f} GB that the profile's shapes and precisions add up to",
+        )
 
 
 def _shortage(deployment: Deployment) -> list[str]:
@@ -104,11 +117,13 @@ def _shortage(deployment: Deployment) -> list[str]:
     fullest = max(stages, key=lambda stage: ranks[stage].total)
     rank, gpu = ranks[fullest], deployment.hardware.gpu
     engine = ENGINES[deployment.engine.name]
-    missing = (1 - engine.kv_capacity_tokens(deployment)) * max(kv_bytes_per_token(deployment, stage) for stage in stages)
+    missing = (1 - engine.kv_capacity_tokens(deployment)) * max(
+        kv_bytes_per_token(deployment, stage) for stage in stages
+    )
     reasons = [
         f"GPU {deployment.plan.stage_gpus(fullest)[0]} (stage {fullest}) lacks {missing / GIB:.1f} GiB: it would hold "
-        f"{rank.weights / GIB:.1f} GiB of weights and {(rank.total - rank.weights) / GIB:.1f} GiB of vision tower, copies "
-        f"and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations."
+        f"{rank.weights / GIB:.1f} GiB of weights and {(rank.total - rank.weights) / GIB:.1f} GiB of vision tower, "
+        f"copies and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations."
     ]
     fitting = fitting_plans(deployment)
     if fitting:
@@ -183,6 +198,7 @@ class Predictor:
             self.engine.decode_batch(self.deployment, requests, held),
             PrefillChunk(tokens, finished, attended, finished, prefixed),
             launches,
+            self.price.idle_turn,
         )
 
     def predict(self, workload: Workload, seeds: int, detail: Detail = "pass", first_seed: int = 0) -> Prediction:
@@ -198,6 +214,7 @@ class Predictor:
             raise InfeasibleDeployment(
                 [
                     f"One request of this load takes up to {workload.tokens_per_request:,} tokens of KV cache; "
-                    f"{self.deployment.plan} on {self.deployment.hardware.name} has room for {self.kv_capacity_tokens:,}."
+                    f"{self.deployment.plan} on {self.deployment.hardware.name} has room for "
+                    f"{self.kv_capacity_tokens:,}."
                 ]
             )

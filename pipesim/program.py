@@ -29,7 +29,7 @@ class PassProgram:
 
 
 def stage_sections(deployment: Deployment, stage: int) -> tuple[SectionRun, ...]:
-    """Returns what one stage runs, in order: embedding on the first, head on the last, dense layers before expert layers."""
+    """Returns what one stage runs, in order: embedding on the first, head on the last, dense before expert layers."""
     dense = deployment.dense_layers(stage)
     runs = [
         SectionRun("embedding", int(stage == 0)),
@@ -48,7 +48,9 @@ def lower(deployment: Deployment, batch: Batch) -> PassProgram:
     stages = tuple(stage_sections(deployment, stage) for stage in range(plan.pp))
     sections = {run.section for runs in stages for run in runs}
     operations = {
-        section: _receive(deployment, batch) if section == "receive" else family.operations(model, section, batch, plan.tp)
+        section: _receive(deployment, batch)
+        if section == "receive"
+        else family.operations(model, section, batch, plan.tp)
         for section in sections
     }
     sends = tuple(_sends(deployment, batch, stage) for stage in range(plan.pp - 1))
@@ -56,7 +58,7 @@ def lower(deployment: Deployment, batch: Batch) -> PassProgram:
 
 
 def _receive(deployment: Deployment, batch: Batch) -> list[StageOp]:
-    """A stage puts the slices of hidden state and residual together again (SGLang parallel_state.py `recv_tensor_dict`)."""
+    """A stage gathers its slices of hidden state and residual (SGLang parallel_state.py `recv_tensor_dict`)."""
     model = deployment.model
     size = STORAGE_BYTES[model.precision.activations] * batch.tokens * model.hidden_size
     return [Collective("all_gather", "send_recv", deployment.plan.tp, size)] * 2

@@ -59,7 +59,11 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
         "breakdown": prediction.breakdown,
         "binding_limit": binding_limit(prediction),
         "notes": notes(prediction),
-        "gpus": [_gpu_json(prediction, stage, rank) for stage in range(deployment.plan.pp) for rank in range(deployment.plan.tp)],
+        "gpus": [
+            _gpu_json(prediction, stage, rank)
+            for stage in range(deployment.plan.pp)
+            for rank in range(deployment.plan.tp)
+        ],
         "basis": prediction.basis,
     }
 
@@ -107,7 +111,9 @@ def validate_json(validation: Validation) -> dict[str, Any]:
         ],
         "summary": {
             "mean_abs_relative_error": validation.mean_abs_relative_error,
-            "worst": None if worst is None else {"id": worst.id, "metric": worst.metric, "relative_error": worst.relative_error},
+            "worst": None
+            if worst is None
+            else {"id": worst.id, "metric": worst.metric, "relative_error": worst.relative_error},
         },
     }
 
@@ -117,22 +123,27 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     low, high = prediction.interval("output_tokens_per_s")
     steady = prediction.closed_form
     output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
+    requests = prediction.mean("request_throughput_per_s")
     slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}"
     lines = [
         *_heading(prediction, defaults),
         "",
-        f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {prediction.mean('request_throughput_per_s'):.2f} req/s",
+        f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {requests:.2f} req/s",
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s: the middle {INTERVAL_LEVEL:.0%} of {len(prediction.runs)} seeds",
         f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
         f"{'':<13}{'':>9} step {_time(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
         "",
         *_latencies(prediction),
         "",
-        f"{'step time':<13}{_time(prediction.mean('step_time_s')):>9}   bubble {prediction.mean('bubble_fraction'):.1%}   "
-        f"micro-batches in flight {prediction.mean('micro_batches_in_flight'):.2f}",
+        f"{'step time':<13}{_time(prediction.mean('step_time_s')):>9}   "
+        f"bubble {prediction.mean('bubble_fraction'):.1%}   micro-batches in flight "
+        f"{prediction.mean('micro_batches_in_flight'):.2f}",
         "",
         "where the GPUs' time goes",
-        *(f"  {NAMES[name]:<37}{share:>6.1%}  {_bar(share, 30)}" for name, share in _largest_first(prediction.breakdown)),
+        *(
+            f"  {NAMES[name]:<37}{share:>6.1%}  {_bar(share, 30)}"
+            for name, share in _largest_first(prediction.breakdown)
+        ),
         "",
         *textwrap.wrap(binding_limit(prediction), WIDTH),
         "",
@@ -151,7 +162,8 @@ def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
     load = f"{workload.concurrency} users" if workload.request_rate is None else f"{workload.request_rate:g} req/s"
     spread = f" ±{workload.random_range_ratio:.0%}" if workload.random_range_ratio else ""
     context = f", {workload.context_len:,} in context" if workload.context_len else ""
-    text = f"load: {load}, {workload.num_prompts:,} requests of {workload.input_len:,} in, {workload.output_len:,} out{spread}{context}"
+    lengths = f"{workload.input_len:,} in, {workload.output_len:,} out{spread}{context}"
+    text = f"load: {load}, {workload.num_prompts:,} requests of {lengths}"
     assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
     return [plan, text, *assumed]
 
@@ -176,7 +188,8 @@ def _gpu_table(prediction: Prediction) -> list[str]:
         layers = f"{first}–{first + deployment.layers[stage] - 1}"
         weights, free = prediction.memory[stage].weights / GIB, prediction.free_bytes(stage) / GIB
         lines.append(
-            f"{name:<7}{stage:>5} {layers:>8} {busy:>6.1%} {bubble:>7.1%}  {_bar(busy, 15):<16}{weights:>7.1f} GiB{free:>5.1f} GiB"
+            f"{name:<7}{stage:>5} {layers:>8} {busy:>6.1%} {bubble:>7.1%}  {_bar(busy, 15):<16}"
+            f"{weights:>7.1f} GiB{free:>5.1f} GiB"
         )
     return [*lines, f"KV cache: {prediction.kv_capacity_tokens:,} tokens"]
 
@@ -214,7 +227,8 @@ def validate_text(validation: Validation) -> str:
     if validation.worst is not None:
         worst = validation.worst
         lines.append(
-            f"validation rows: mean absolute error {validation.mean_abs_relative_error:.1%}, worst {worst.relative_error:+.1%} ({worst.id})"
+            f"validation rows: mean absolute error {validation.mean_abs_relative_error:.1%}, "
+            f"worst {worst.relative_error:+.1%} ({worst.id})"
         )
     for text in validation.assumptions:
         lines += textwrap.wrap(f"assumed: {text}", WIDTH, subsequent_indent="  ")
@@ -225,7 +239,8 @@ def validate_markdown(validation: Validation) -> str:
     """Returns the same table in Markdown."""
     lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
     lines += [
-        f"| {row.id} | {row.metric} | {row.measured:,.1f} | {row.predicted:,.1f} | {row.relative_error:+.1%} | {row.tolerance:.0%} | {_verdict(row)} |"
+        f"| {row.id} | {row.metric} | {row.measured:,.1f} | {row.predicted:,.1f} | {row.relative_error:+.1%} "
+        f"| {row.tolerance:.0%} | {_verdict(row)} |"
         for row in validation.rows
     ]
     return "\n".join(lines)

@@ -68,7 +68,7 @@ class Validation:
 
 
 def load_runs(paths: Iterable[Path]) -> list[Runs]:
-    """Returns the measured runs of some files, or of all that ship with pipesim when none is named. Raises ProfileError."""
+    """Returns the measured runs of some files, of all that ship if none is named. Raises ProfileError."""
     files = list(paths) or list(available("runs").values())
     for path in files:
         if not path.is_file():

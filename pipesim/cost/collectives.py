@@ -1,4 +1,4 @@
-"""Time of a collective: the box's own fitted curve, or a schedule of rounds priced on its links where none was measured.
+"""Time of a collective: the box's own fitted curve, or a schedule priced on its links where there is none.
 
 A schedule is data: `ring_all_reduce(ranks)` lists who sends which chunk to whom in each round, so it can be priced
 and it can be executed on arrays to see that it reduces.
@@ -25,8 +25,10 @@ Round = list[Transfer]
 
 
 def ring_all_reduce(ranks: int) -> list[Round]:
-    """Returns the ring schedule: ranks−1 rounds of reduce-scatter, then ranks−1 of all-gather (Patarasuk & Yuan, 2009)."""
-    scatter = [[Transfer(r, (r + 1) % ranks, (r - step) % ranks, True) for r in range(ranks)] for step in range(ranks - 1)]
+    """Returns the ring schedule: ranks−1 rounds of reduce-scatter, then of all-gather (Patarasuk & Yuan, 2009)."""
+    scatter = [
+        [Transfer(r, (r + 1) % ranks, (r - step) % ranks, True) for r in range(ranks)] for step in range(ranks - 1)
+    ]
     gather = [
         [Transfer(r, (r + 1) % ranks, (r + 1 - step) % ranks, False) for r in range(ranks)] for step in range(ranks - 1)
     ]
@@ -35,7 +37,9 @@ def ring_all_reduce(ranks: int) -> list[Round]:
 
 def ring_all_gather(ranks: int) -> list[Round]:
     """Returns the ring schedule of an all-gather: ranks−1 rounds, every rank passing on what it got last."""
-    return [[Transfer(r, (r + 1) % ranks, (r - step) % ranks, False) for r in range(ranks)] for step in range(ranks - 1)]
+    return [
+        [Transfer(r, (r + 1) % ranks, (r - step) % ranks, False) for r in range(ranks)] for step in range(ranks - 1)
+    ]
 
 
 ALGORITHMS: dict[str, Callable[[int], list[Round]]] = {"all_reduce": ring_all_reduce, "all_gather": ring_all_gather}
@@ -48,13 +52,13 @@ def curve_seconds(curve: CollectiveCurve, size: float) -> float:
 
 
 def find_curve(hardware: HardwareProfile, op: str, ranks: int, launch: LaunchMode) -> CollectiveCurve | None:
-    """Returns the curve for a collective over `ranks` ranks, in the launch mode asked for if it was measured in both."""
+    """Returns the curve for a collective over `ranks` ranks, in the launch mode asked for if it has both."""
     fitting = [curve for curve in hardware.collectives if curve.op == op and curve.ranks == ranks]
     return next((curve for curve in fitting if curve.launch == launch), fitting[0] if fitting else None)
 
 
 def schedule_seconds(op: Collective, hardware: HardwareProfile) -> float:
-    """Returns the time [s] of the ring schedule on the box's peer links: a datasheet figure, for groups never measured."""
+    """Returns the time [s] of the ring schedule on the box's peer links: for groups never measured."""
     rounds = ALGORITHMS[op.op](op.ranks)
     links = hardware.peer_links
     chunk = op.bytes / op.ranks

@@ -1,4 +1,4 @@
-"""How many experts a batch touches and how many rows they compute: what decides PP against TP for a mixture of experts."""
+"""How many experts a batch touches and how many rows they compute: this decides PP against TP."""
 
 from functools import lru_cache
 
@@ -31,7 +31,7 @@ def expert_probabilities(experts: int, top_k: int, skew: float) -> Probabilities
 
 
 def distinct_experts(tokens: float, experts: int, top_k: int, skew: float) -> float:
-    """Returns the expected number of distinct experts that `tokens` independent tokens touch: Σ 1 − (1 − p_e)^tokens."""
+    """Returns the expected distinct experts that `tokens` independent tokens touch: Σ 1 − (1 − p_e)^tokens."""
     missed = (1.0 - expert_probabilities(experts, top_k, skew)) ** tokens
     return float(experts - missed.sum())
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pipesim.deployment import Deployment
-from pipesim.families import family_of
-from pipesim.profiles.model import STORAGE_BYTES
+from pipesim.families import Section, family_of
+from pipesim.profiles.model import STORAGE_BYTES, ModelProfile
 from pipesim.program import stage_sections
 
 
@@ -38,16 +38,18 @@ def weight_bytes(deployment: Deployment, stage: int) -> float:
     return total
 
 
-def model_bytes(deployment: Deployment) -> float:
+def model_bytes(model: ModelProfile) -> float:
     """Returns the text weights [B] of the whole model, each tensor once."""
-    model = deployment.model
-    family = family_of(model)
     dense = model.moe.dense_layers_first
-    times = {"embedding": 1, "dense_layer": dense, "expert_layer": model.layers - dense, "head": 1}
+    times: dict[Section, int] = {"embedding": 1, "dense_layer": dense, "expert_layer": model.layers - dense, "head": 1}
+    tensors = family_of(model).tensors
     return sum(
-        count * STORAGE_BYTES[getattr(model.precision, tensor.precision)] * tensor.parameters
-        for section, count in times.items()
-        for tensor in family.tensors(model, section)  # type: ignore[arg-type]
+        (
+            count * STORAGE_BYTES[getattr(model.precision, tensor.precision)] * tensor.parameters
+            for section, count in times.items()
+            for tensor in tensors(model, section)
+        ),
+        start=0.0,
     )
 
 

@@ -3,14 +3,25 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
 from pipesim.cost.collectives import curve_seconds, find_curve, schedule_seconds
 from pipesim.cost.experts import activation_bytes, expert_work
-from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
 from pipesim.cost.host import MESSAGES_PER_OBJECT, host_seconds
 from pipesim.cost.roofline import roofline_seconds
 from pipesim.cost.transfers import send_recv_seconds
 from pipesim.errors import MissingEvidence
-from pipesim.ops import Collective, Compute, Experts, HostWork, LatentDecode, Op, SendRecv, SideStream, SmallKernels, Work
+from pipesim.ops import (
+    Collective,
+    Compute,
+    Experts,
+    HostWork,
+    LatentDecode,
+    Op,
+    SendRecv,
+    SideStream,
+    SmallKernels,
+    Work,
+)
 from pipesim.profiles.base import Basis
 from pipesim.profiles.hardware import Efficiency, HardwareProfile, LaunchMode
 
@@ -50,7 +61,9 @@ class CostModel:
             case LatentDecode():
                 return self._latent_decode(op)
             case SmallKernels():
-                return Cost(op.launches * self.hardware.host.small_kernel, "latency", self._basis(self.hardware.host.source))
+                return Cost(
+                    op.launches * self.hardware.host.small_kernel, "latency", self._basis(self.hardware.host.source)
+                )
             case Collective():
                 return self._collective(op)
             case SendRecv():

@@ -11,7 +11,7 @@ RooflineBound = Literal["compute", "memory", "latency"]
 def roofline_seconds(work: Work, gpu: Gpu, efficiency: Efficiency) -> tuple[float, RooflineBound]:
     """Returns the time of one call [s] and what binds it.
 
-    floor + max(c, m) + (1 − overlap)·min(c, m); c [s] = FLOPs over effective rate, m [s] = bytes over effective bandwidth.
+    floor + max(c, m) + (1 − overlap)·min(c, m); c [s]: FLOPs over effective rate, m [s]: bytes over bandwidth.
     """
     compute = work.flops / (gpu.tensor_rate[efficiency.rate] * efficiency.compute)
     memory = work.bytes / (gpu.memory_bandwidth * efficiency.memory)

@@ -106,10 +106,12 @@ class Engine:
     decode_batch: Callable[[Deployment, int, int], Batch]
     """(deployment, requests, tokens they hold in all) → their decode step."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
-    """(deployment, workload, KV capacity) → micro-batches in flight and requests in each, if the load spreads evenly."""
+    """(deployment, workload, KV capacity) → micro-batches in flight, requests in each, if the load spreads evenly."""
 
 
-def settle(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine) -> Deployment:
+def settle(
+    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine
+) -> Deployment:
     """Returns the deployment with the layers of each stage as the engine, or the person, splits them.
 
     Raises:

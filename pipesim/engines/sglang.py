@@ -39,7 +39,7 @@ MEMORY_CLASSES = (
 
 
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
-    """Returns the layers of each stage; the last `layers mod stages` get one more (srt/distributed/utils.py `get_pp_indices`)."""
+    """Returns the layers of each stage; the last ones get the remainder (srt/distributed/utils.py `get_pp_indices`)."""
     base, extra = divmod(layers, stages)
     return tuple(base + (stage >= stages - extra) for stage in range(stages))
 
@@ -122,7 +122,7 @@ def max_running_requests(deployment: Deployment, kv_capacity: int) -> int:
 
 
 def micro_batch_cap(deployment: Deployment, kv_capacity: int) -> int:
-    """Returns the most requests in one slot: by default max_running_requests // pp, not divided by the number of slots."""
+    """Returns the most requests in one slot: by default max_running_requests // pp, whatever the number of slots."""
     default = max_running_requests(deployment, kv_capacity) // deployment.plan.pp
     return deployment.engine.pp_max_micro_batch_size or max(1, default)
 
@@ -203,7 +203,7 @@ class SglangPolicy:
         self._waiting.append(request)
 
     def form(self, slot: int) -> MicroBatch | None:
-        """Returns the slot's next micro-batch (managers/scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
+        """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
         state = self._slots[slot]
         self._merge(state)
         if self._chunked or (self._waiting and self._places(state) > 0):
@@ -232,7 +232,7 @@ class SglangPolicy:
         return min(self._cap - state.running, self._rows_free)
 
     def _form_prefill(self, slot: int) -> MicroBatch | None:
-        """Fills one prefill launch; a prompt that does not fit is cut, and goes on in the next turn, whichever slot's it is."""
+        """Fills one prefill launch; a prompt that does not fit is cut and goes on in the next turn, of any slot."""
         state = self._slots[slot]
         places, budget = self._places(state), self._prefill_budget
         finished: list[Request] = []

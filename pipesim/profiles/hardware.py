@@ -176,6 +176,9 @@ class HardwareProfile(Frozen):
             raise ValueError(f"topology.groups holds the GPUs {members}; each of 0 to {self.gpus - 1} once is wanted")
         return self
 
+    def __repr__(self) -> str:
+        return f"HardwareProfile({self.name!r})"
+
     def with_all_reduce_scaled(self, factor: float) -> Self:
         """Returns the same box with AllReduce taking `factor` times as long at every size."""
         scaled = tuple(

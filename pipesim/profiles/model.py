@@ -100,3 +100,6 @@ class ModelProfile(Frozen):
                 f"moe.dense_layers_first is {self.moe.dense_layers_first}; at most the {self.layers} layers is wanted"
             )
         return self
+
+    def __repr__(self) -> str:
+        return f"ModelProfile({self.name!r})"

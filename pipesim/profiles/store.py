@@ -1,4 +1,4 @@
-"""Finding, reading and checking profile files; every complaint names the file, the key, what was given and what is wanted."""
+"""Finding, reading and checking profile files; a complaint names file, key, what was given and what is wanted."""
 
 import difflib
 import os
@@ -59,7 +59,9 @@ def find(kind: str, name: str) -> Path:
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}?" if near else "see `pipesim profiles list`"
-        raise ProfileError(f"--{kind}", "", f'"{name}"', f"one of {', '.join(sorted(names)) or 'no profiles found'}", hint)
+        raise ProfileError(
+            f"--{kind}", "", f'"{name}"', f"one of {', '.join(sorted(names)) or 'no profiles found'}", hint
+        )
     return names[name]
 
 
@@ -78,7 +80,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ProfileError(path, "", f"a binary file (byte {error.start} is not text)", "a TOML file in UTF-8") from None
+        raise ProfileError(
+            path, "", f"a binary file (byte {error.start} is not text)", "a TOML file in UTF-8"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise ProfileError(path, "", f"broken or cut-off TOML: {error}", "a complete TOML file") from None
 

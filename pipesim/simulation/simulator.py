@@ -96,6 +96,10 @@ class _Run:
         self._unsent: deque[Request] = deque()
         self._unfinished = 0
 
+    @property
+    def _now(self) -> int:
+        return int(self._environment.now)
+
     def start(self, requests: list[Request], users: int) -> None:
         """Starts the scheduler and the users."""
         self._unfinished = len(requests)
@@ -114,7 +118,7 @@ class _Run:
             micro_batch = policy.form(turn % shape.slots)
             result = self._recent[0] if self._recent else None
             if micro_batch is None:
-                launched, now = None, self._environment.now + self._idle_turn
+                launched, now = None, self._now + self._idle_turn
             else:
                 launched, now = yield from self._launch(micro_batch, result if shape.receive_before_launch else None)
                 if not shape.send_after_processing:
@@ -127,14 +131,16 @@ class _Run:
                 ended = policy.complete(result.micro_batch, now)
             if launched and shape.send_after_processing:
                 self._pipeline.release(launched.passage, now)
-            yield self._environment.timeout(now - self._environment.now)
+            yield self._environment.timeout(now - self._now)
             self._send_next(ended)
             turn += 1
 
-    def _launch(self, micro_batch: MicroBatch, awaited: _Launched | None) -> Generator[simpy.Event, Any, tuple[_Launched, int]]:
-        """Forms, waits for the result that has to be in first, launches; returns the launch and when the host is free."""
+    def _launch(
+        self, micro_batch: MicroBatch, awaited: _Launched | None
+    ) -> Generator[simpy.Event, Any, tuple[_Launched, int]]:
+        """Forms, waits for the result that has to be in, launches; returns the launch and when the host is free."""
         price = self._price(micro_batch.batch)
-        now = self._environment.now + price.schedule
+        now = self._now + price.schedule
         if awaited:
             now = yield from self._receive(awaited, now)
         passage = Passage(self.launches.add(micro_batch, price), micro_batch.batch, price, now)
@@ -157,7 +163,7 @@ class _Run:
         for _ in ended:
             if self._unsent:
                 request = self._unsent.popleft()
-                request.arrival = self._environment.now
+                request.arrival = self._now
                 self._submit(request)
 
     def _submit(self, request: Request) -> None:
@@ -170,11 +176,12 @@ def _timeline(run: _Run, policy: Policy, requests: list[Request], record: Record
     gaps = policy.decode_gaps
 
     launches = run.launches
+    count = len(launches.slot)
     return Timeline(
-        starts=_stages(record.starts),
-        ends=_stages(record.ends),
-        arrivals=_stages(record.arrivals),
-        hop_starts=_stages(record.hop_starts),
+        starts=_stages(record.starts, count),
+        ends=_stages(record.ends, count),
+        arrivals=_stages(record.arrivals, count),
+        hop_starts=_stages(record.hop_starts, count),
         price_index=np.array(launches.price_index, dtype=np.int64),
         prices=tuple(launches.prices),
         decode=np.array(launches.decode, dtype=np.bool_),
@@ -192,8 +199,8 @@ def _timeline(run: _Run, policy: Policy, requests: list[Request], record: Record
     )
 
 
-def _stages(columns: "list[array[int]]") -> Clock:
-    return np.array(columns, dtype=np.int64).reshape(len(columns), len(columns[0]) if columns else 0)
+def _stages(columns: "list[array[int]]", passages: int) -> Clock:
+    return np.array(columns, dtype=np.int64).reshape(len(columns), passages)
 
 
 def _clock(values: Iterable[int]) -> Clock:

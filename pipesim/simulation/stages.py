@@ -109,6 +109,10 @@ class PassPipeline:
         yield from ()
 
 
+def _now(clock: simpy.Environment) -> int:
+    return int(clock.now)
+
+
 class EventPipeline:
     """Details "stage" and "op": SimPy resources for every stage and link, one process per micro-batch."""
 
@@ -142,19 +146,19 @@ class EventPipeline:
     def _travel(self, passage: Passage) -> Process:
         clock, price, record = self._environment, passage.price, self.record
         yield clock.timeout(passage.launched - clock.now)
-        record.arrivals[0].append(clock.now)
+        record.arrivals[0].append(_now(clock))
         yield from self._occupy(passage, 0)
         if passage.released is not None:
             yield passage.released
         for hop, seconds in enumerate(price.hops):
             with self._links[hop].request() as link:
                 yield link
-                record.hop_starts[hop].append(clock.now)
+                record.hop_starts[hop].append(_now(clock))
                 yield clock.timeout(seconds)
-            record.arrivals[hop + 1].append(clock.now)
+            record.arrivals[hop + 1].append(_now(clock))
             yield from self._occupy(passage, hop + 1)
         yield clock.timeout(price.result_return)
-        passage.result = clock.now
+        passage.result = _now(clock)
         if passage.finished is not None:
             passage.finished.succeed()
 
@@ -162,16 +166,16 @@ class EventPipeline:
         clock = self._environment
         with self._stages[stage].request() as turn:
             yield turn
-            self.record.starts[stage].append(clock.now)
+            self.record.starts[stage].append(_now(clock))
             if self._operations is None:
                 yield clock.timeout(passage.price.totals[stage])
             else:
                 yield from self._run_operations(passage, stage, self._operations)
-            self.record.ends[stage].append(clock.now)
+            self.record.ends[stage].append(_now(clock))
 
     def _run_operations(self, passage: Passage, stage: int, operations: ListOperations) -> Process:
         """Runs a stage kernel by kernel; the wait for launches is spread over them by their number of launches."""
-        clock, begin = self._environment, self._environment.now
+        clock, begin = self._environment, _now(self._environment)
         ops = list(operations(passage.batch, stage))
         waiting = passage.price.stages[stage].by_category.get("host", 0)
         launches = sum(priced.op.launches for priced in ops)
@@ -182,5 +186,5 @@ class EventPipeline:
             yield clock.timeout(start - clock.now)
             yield clock.timeout(priced.picoseconds)
             busy += priced.picoseconds
-            span = OpSpan(passage.index, stage, priced.op.name, priced.op.category, priced.bound, start, clock.now)
+            span = OpSpan(passage.index, stage, priced.op.name, priced.op.category, priced.bound, start, _now(clock))
             self.record.op_spans.append(span)

@@ -1,0 +1,5 @@
+"""`python -m pipesim` is `pipesim`."""
+
+from pipesim.cli import main
+
+main()

@@ -1,0 +1,46 @@
+"""The rules that the source keeps: style, types, and which module may know which."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+LONGEST_MODULE = 400
+MOST_SOURCE_LINES = 6_000
+COMMANDS = {
+    "ruff check": ["-m", "ruff", "check", "."],
+    "ruff format": ["-m", "ruff", "format", "--check", "."],
+    "mypy strict": ["-m", "mypy"],
+    "arrows point down": ["-c", "from importlinter.cli import lint_imports; raise SystemExit(lint_imports())"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_source_passes(name: str) -> None:
+    ran = subprocess.run([sys.executable, *COMMANDS[name]], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_modules_stay_small() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "pipesim").rglob("*.py")}
+    assert {str(path): n for path, n in lengths.items() if n > LONGEST_MODULE} == {}
+    assert sum(lengths.values()) < MOST_SOURCE_LINES
+
+
+def test_source_raises_and_does_not_assert() -> None:
+    asserting = [p for p in (ROOT / "pipesim").rglob("*.py") if "\n    assert " in p.read_text(encoding="utf-8")]
+    assert asserting == []
+
+
+def test_every_engine_is_named_in_its_own_file_only() -> None:
+    allowed = {"sglang.py", "__init__.py", "cli.py", "deployment.py", "measured.py"}
+    naming = {
+        path.name
+        for path in Path(ROOT / "pipesim").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if '"sglang"' in line
+    }
+    assert naming <= allowed
