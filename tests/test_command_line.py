@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,22 @@ def test_a_profile_can_come_from_a_path_or_a_folder_of_ones_own(
     assert by_path["deployment"]["hardware"] == "my-box"
     monkeypatch.setenv("PIPESIM_PROFILES", str(tmp_path))
     assert run_cli("predict", "--tp", 8, *QUICK, "--hardware", "my-box", "--json").json == by_path
+
+
+def test_a_wheel_unpacked_elsewhere_finds_its_profiles(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = "import pipesim, sys; print(pipesim.__file__); sys.argv[1:] = ['profiles', 'list']; import pipesim.__main__"
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True, check=True
+    )
+    lines = ran.stdout.splitlines()
+    assert lines[0].startswith(str(tmp_path / "site"))
+    assert all(str(tmp_path / "site") in line for line in lines[1:])
+    assert {"rtx-pro-6000-x8", "kimi-k2.6"} <= {line.split()[1] for line in lines[1:]}
 
 
 def test_help_loads_no_plotting_fitting_or_simulation_it_does_not_need() -> None:
