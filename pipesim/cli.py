@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 
 from pipesim import report
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import AllReduceChoice, EngineName, EngineSettings, KvCacheDtype, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.prediction import Predictor, deploy
-from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.store import SCHEMAS, available, find, json_schema, load_hardware, load_model
 from pipesim.units import parse_quantity
 from pipesim.validate import SEEDS, load_runs, validate
@@ -33,7 +32,7 @@ app.add_typer(profiles_app, name="profiles")
 
 Model = Annotated[str, typer.Option("--model", "--model-path", help="Model profile: a name or a .toml file.")]
 Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
-EngineName = Annotated[Literal["sglang"], typer.Option("--engine", help="Serving engine.")]
+Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
 Partition = Annotated[
@@ -64,12 +63,21 @@ MemFraction = Annotated[
         help="SGLang's share of free memory for weights and KV cache; not vLLM's --gpu-memory-utilization.",
     ),
 ]
+Utilization = Annotated[
+    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory [default: 0.9].")
+]
+Async = Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead.")]
+Eager = Annotated[bool, typer.Option("--enforce-eager", help="The same as --no-cuda-graph, in vLLM's words.")]
 Graph = Annotated[
     bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Captured decode, or kernels launched eagerly.")
 ]
-KvDtype = Annotated[Literal["auto", "bf16", "fp8"], typer.Option("--kv-cache-dtype", help="Storage of the KV cache.")]
+KvDtype = Annotated[KvCacheDtype, typer.Option("--kv-cache-dtype", help="Storage of the KV cache.")]
 PeerAccess = Annotated[
     bool, typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host.")
+]
+AllReduce = Annotated[
+    AllReduceChoice,
+    typer.Option("--allreduce", help="AllReduce implementation; auto is the engine's own rule."),
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]
@@ -87,7 +95,7 @@ def predict(
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     hardware: Hardware = DEFAULT_HARDWARE,
-    engine: EngineName = "sglang",
+    engine: Engine = "sglang",
     tp: Tp = 1,
     pp: Pp = 1,
     layer_partition: Partition = None,
@@ -104,9 +112,13 @@ def predict(
     max_running_requests: MaxRunning = None,
     chunked_prefill_size: Chunk = None,
     mem_fraction_static: MemFraction = None,
+    gpu_memory_utilization: Utilization = None,
+    async_scheduling: Async = True,
     cuda_graph: Graph = True,
+    enforce_eager: Eager = False,
     kv_cache_dtype: KvDtype = "auto",
     p2p: PeerAccess = True,
+    allreduce: AllReduce = "auto",
     seed: Seed = 0,
     seeds: Seeds = DEFAULT_SEEDS,
     detail: DetailName = "pass",
@@ -129,17 +141,21 @@ def predict(
     )
     settings = EngineSettings(
         name=engine,
-        cuda_graph=cuda_graph,
+        cuda_graph=cuda_graph and not enforce_eager,
         pp_max_micro_batch_size=pp_max_micro_batch_size,
         pp_async_batch_depth=pp_async_batch_depth,
         max_running_requests=max_running_requests,
         chunked_prefill_size=chunked_prefill_size,
         mem_fraction_static=mem_fraction_static,
         peer_access=p2p,
+        allreduce=allreduce,
+        kv_cache_dtype=kv_cache_dtype,
+        gpu_memory_utilization=gpu_memory_utilization,
+        async_scheduling=async_scheduling,
     )
     plan = ParallelPlan(tp, pp, _partition(layer_partition))
     try:
-        deployment = deploy(_with_kv_cache(load_model(model), kv_cache_dtype), load_hardware(hardware), plan, settings)
+        deployment = deploy(load_model(model), load_hardware(hardware), plan, settings)
         prediction = Predictor(deployment).predict(workload, seeds, detail, seed)
     except InfeasibleDeployment as refusal:
         if as_json:
@@ -235,12 +251,6 @@ def _partition(given: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in given.split(","))
     except ValueError:
         raise UsageError("--layer-partition", given, 'whole numbers with commas such as "15,15,15,16"') from None
-
-
-def _with_kv_cache(model: ModelProfile, dtype: str) -> ModelProfile:
-    if dtype == "auto":
-        return model
-    return model.model_copy(update={"precision": model.precision.model_copy(update={"kv_cache": dtype})})
 
 
 def _defaults_used(context: typer.Context, users: int) -> list[str]:

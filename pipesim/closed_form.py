@@ -28,35 +28,38 @@ def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn:
     """Returns the time [ps] from one launch of a slot to its next when M equal micro-batches circulate in L slots.
 
     The largest of M times the busiest stage, hop or host turn; the way round of one micro-batch (stages c_s, hops x_s,
-    the return r of the result, and the host work on the path); and what the loop's order of sends and receives adds:
+    the return r of the result, the host work on the path); and what the loop's order of sends and receives adds.
+    With all L slots full, turn k handles the result of launch k − lag, so
 
-        depth 0      Σ(c_s + x_s) + r + schedule + process, and L/(L−1) · (Σc_s − c_0 + Σx_s + r + process), since a
-                     micro-batch leaves stage 0 only after the next slot's result is processed
-        depth D > 0  L/(L−1) · (Σ(c_s + x_s) + r): a launch waits for the receipt of launch k + 1 − L, and nothing else
-        TP alone     (c_0 + schedule + process) / 2: the result before last is handled behind a launch
+        L/(lag+1) · (Σ(c_s + x_s) + r + schedule + process)     where the result is handled before the next turn
+        L/lag · (Σ(c_s + x_s) + r)                              where its receipt alone is waited for (SGLang, depth > 0)
+        L/(L−1) · (Σc_s − c_0 + Σx_s + r + process)             where a micro-batch leaves stage 0 only after the
+                                                                next slot's result is processed (SGLang, depth 0)
+        Σ(c_s + x_s) + r                                        where the tokens stay on the GPU (vLLM, async)
 
     Exact for M = L and M = 1; for M between them a lower bound. Stage 0 counts as no shorter than the host's launch and
-    processing where a micro-batch waits for these (SGLang managers/scheduler_pp_mixin.py `event_loop_pp`).
+    processing where a micro-batch waits for these (SGLang managers/scheduler_pp_mixin.py `event_loop_pp`; vLLM
+    v1/engine/core.py `step_with_batch_queue`).
     """
-    stages, hops = price.totals, price.hops
-    turn = price.schedule + price.launch + price.process
-    full = micro_batches == loop.slots
+    stages, hops, slots, lag = price.totals, price.hops, loop.slots, loop.result_lag
+    full = micro_batches == slots
     first = stages[0]
     if loop.send_after_processing:
         first = max(first, price.launch + price.process if full else price.launch)
     way = first + sum(stages[1:]) + sum(hops) + price.result_return
     host = price.schedule + price.process
-    idle = (loop.slots - micro_batches) * idle_turn
-    terms: list[float] = [micro_batches * max(*stages, *hops, 0), micro_batches * turn + idle]
-    if not full or loop.result_lag == 0:
+    turns = micro_batches * (host + price.launch) + (slots - micro_batches) * idle_turn
+    terms: list[float] = [micro_batches * max(*stages, *hops, 0), turns]
+    if not full:
         terms.append(way + host)
-    elif loop.slots == 1:
-        terms.append((way + host) / (loop.result_lag + 1))
     elif loop.receive_before_launch:
-        terms.append(way * loop.slots / (loop.slots - 1))
+        terms.append(way * slots / lag)
     else:
-        terms.append(way + host)
-        terms.append((way - first + price.process) * loop.slots / (loop.slots - 1))
+        terms.append((way + host) * slots / (lag + 1))
+        if loop.send_after_processing:
+            terms.append((way - first + price.process) * slots / lag)
+        if loop.tokens_stay_on_gpu:
+            terms.append(way)
     return max(terms)
 
 

@@ -9,6 +9,10 @@ from pipesim.profiles.model import ModelProfile
 
 LARGEST_DEGREE = 4096
 
+EngineName = Literal["sglang", "vllm"]
+KvCacheDtype = Literal["auto", "bf16", "fp8"]
+AllReduceChoice = Literal["auto", "nccl", "custom", "pcie-oneshot"]
+
 
 @dataclass(frozen=True)
 class ParallelPlan:
@@ -41,7 +45,7 @@ class ParallelPlan:
 class EngineSettings:
     """Flags of the serving engine, under the engine's own names; None stands for the engine's default."""
 
-    name: Literal["sglang"] = "sglang"
+    name: EngineName = "sglang"
     cuda_graph: bool = True
     pp_max_micro_batch_size: int | None = None
     pp_async_batch_depth: int = 0
@@ -50,6 +54,13 @@ class EngineSettings:
     max_prefill_tokens: int = 16384
     mem_fraction_static: float | None = None
     peer_access: bool = True
+    allreduce: AllReduceChoice = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """auto is the model's own."""
+    gpu_memory_utilization: float | None = None
+    """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
+    async_scheduling: bool = True
+    """vLLM's."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -63,6 +74,8 @@ class EngineSettings:
                 raise UsageError(flag, value, f"a whole number from {low} to {high:,}")
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
+        if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise UsageError("--gpu-memory-utilization", self.gpu_memory_utilization, "a number above 0 and at most 1")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from pipesim.errors import ProfileError
 from pipesim.ops import Category, Collective, Compute, Experts, LatentDecode, SideStream, SmallKernels, StageOp, Work
 from pipesim.profiles.model import STORAGE_BYTES, MlaAttention, ModelProfile
-from pipesim.workload import Batch, DecodeStep, PrefillChunk
+from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk
 
 Section = Literal["embedding", "receive", "dense_layer", "expert_layer", "head"]
 
@@ -122,18 +122,19 @@ def _mla(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
         SmallKernels("q_a_norm, kv_a_norm, rope, kv_write", "attention", 4),
         _gemm("q_b_proj", "attention", storage, tokens, heads * query, attention.q_lora_rank),
     ]
-    if isinstance(batch, DecodeStep) or batch.prefixed:
-        ops += _absorbed_attention(model, batch, heads)
-    else:
-        expanded = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
-        ops += [
-            _gemm("kv_b_proj", "attention", storage, tokens, expanded, attention.kv_lora_rank),
-            _prefill_attention(model, batch, heads),
-        ]
+    for part in (batch.decode, batch.prefill) if isinstance(batch, MixedStep) else (batch,):
+        if isinstance(part, DecodeStep) or part.absorbed:
+            ops += _absorbed_attention(model, part, heads)
+        else:
+            expanded = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+            ops += [
+                _gemm("kv_b_proj", "attention", storage, part.tokens + part.context, expanded, attention.kv_lora_rank),
+                _prefill_attention(model, part, heads),
+            ]
     return [*ops, _gemm("o_proj", "attention", storage, tokens, hidden, heads * attention.v_head_dim)]
 
 
-def _absorbed_attention(model: ModelProfile, batch: Batch, heads: int) -> list[StageOp]:
+def _absorbed_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, heads: int) -> list[StageOp]:
     """Attention over the latent, W_UK and W_UV absorbed into query and output (arXiv:2405.04434, section 2.1)."""
     attention, tokens = model.attention, batch.tokens
     weights = STORAGE_BYTES[model.precision.attention] * heads * attention.kv_lora_rank
@@ -149,7 +150,7 @@ def _absorbed_attention(model: ModelProfile, batch: Batch, heads: int) -> list[S
     ]
 
 
-def _latent_attention(model: ModelProfile, batch: Batch, heads: int) -> StageOp:
+def _latent_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, heads: int) -> StageOp:
     attention, element = model.attention, STORAGE_BYTES[model.precision.kv_cache]
     if isinstance(batch, DecodeStep):
         latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
@@ -181,14 +182,13 @@ def _dense_mlp(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
 
 def _mixture(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
     moe, hidden = model.moe, model.hidden_size
-    routed = batch.requests if isinstance(batch, DecodeStep) else batch.tokens
     columns = moe.expert_intermediate / tp
     storage = model.precision.routed_experts
     experts = Experts(
         name="routed_experts",
         kernel=f"moe_{storage}",
-        tokens=routed,
-        padding_tokens=batch.tokens - routed,
+        tokens=batch.routed_tokens,
+        padding_tokens=batch.expert_padding,
         experts=moe.experts,
         top_k=moe.top_k,
         routing_skew=moe.routing_skew,

@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pipesim.deployment import AllReduceChoice, EngineName, KvCacheDtype
 from pipesim.profiles.base import Frozen
 
 Role = Literal["validation", "calibration", "reported"]
@@ -24,7 +25,7 @@ class RunPlan(Frozen):
 class RunEngine(Frozen):
     """Engine and flags of a run; what is left out is the engine's default."""
 
-    name: Literal["sglang"] = "sglang"
+    name: EngineName = "sglang"
     cuda_graph: bool = True
     pp_max_micro_batch_size: int | None = None
     pp_async_batch_depth: int = 0
@@ -32,6 +33,10 @@ class RunEngine(Frozen):
     chunked_prefill_size: int | None = None
     mem_fraction_static: float | None = None
     peer_access: bool = True
+    allreduce: AllReduceChoice = "auto"
+    kv_cache_dtype: KvCacheDtype = "auto"
+    gpu_memory_utilization: float | None = None
+    async_scheduling: bool = True
 
 
 class RunWorkload(Frozen):

@@ -27,6 +27,11 @@ class Compute:
     work: Work
     launches: int = 1
 
+    @property
+    def constant(self) -> str:
+        """The constants that price it."""
+        return self.kernel
+
 
 @dataclass(frozen=True, slots=True)
 class SmallKernels:
@@ -35,6 +40,11 @@ class SmallKernels:
     name: str
     category: Category
     launches: int
+
+    @property
+    def constant(self) -> str:
+        """The constants that price it."""
+        return "small_kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,11 @@ class Experts:
         """Always experts."""
         return "experts"
 
+    @property
+    def constant(self) -> str:
+        """The constants that price it."""
+        return self.kernel
+
 
 @dataclass(frozen=True, slots=True)
 class SideStream:
@@ -75,6 +90,11 @@ class SideStream:
     def category(self) -> Category:
         """Always dense."""
         return "dense"
+
+    @property
+    def constant(self) -> str:
+        """The constants that price it."""
+        return self.kernels[0].kernel
 
     @property
     def launches(self) -> int:
@@ -108,6 +128,11 @@ class LatentDecode:
         """Always attention."""
         return "attention"
 
+    @property
+    def constant(self) -> str:
+        """The constants that price it."""
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
@@ -123,6 +148,11 @@ class Collective:
     @property
     def name(self) -> str:
         """The collective's own name."""
+        return self.op
+
+    @property
+    def constant(self) -> str:
+        """The constants that price it."""
         return self.op
 
 
@@ -147,6 +177,11 @@ class SendRecv:
         """Always send_recv."""
         return "send_recv"
 
+    @property
+    def constant(self) -> str:
+        """The constants that price it."""
+        return "send_recv"
+
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
@@ -161,6 +196,11 @@ class HostWork:
     def category(self) -> Category:
         """Always host."""
         return "host"
+
+    @property
+    def constant(self) -> str:
+        """The constants that price it: launching kernels, or the scheduler's turn."""
+        return "launch" if self.name == "launch" else "scheduler"
 
 
 StageOp = Compute | SmallKernels | Experts | SideStream | LatentDecode | Collective

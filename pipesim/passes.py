@@ -4,7 +4,7 @@ Both runners take a `PassPricer` (or any function with its signature) and make n
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from pipesim.deployment import Deployment
 from pipesim.families import Section
 from pipesim.ops import Category, HostWork, StageOp
 from pipesim.profiles.base import Basis
+from pipesim.profiles.hardware import Implementation
 from pipesim.program import PassProgram, lower
 from pipesim.units import to_picoseconds
 from pipesim.workload import Batch
@@ -70,9 +71,18 @@ PriceBatch = Callable[[Batch], PassPrice]
 class PassPricer:
     """Prices batches on one deployment; equal batches are priced once."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        all_reduce: tuple[Implementation, ...] = ("nccl",),
+        scale: Mapping[str, float] | None = None,
+    ) -> None:
         self.deployment = deployment
-        self._cost = {mode: CostModel(deployment.hardware, mode) for mode in ("graph", "eager")}
+        engine = deployment.engine
+        self._cost = {
+            mode: CostModel(deployment.hardware, mode, all_reduce, engine.peer_access, scale or {}, engine.name)
+            for mode in ("graph", "eager")
+        }
         self._prices: dict[Batch, PassPrice] = {}
 
     def __call__(self, batch: Batch) -> PassPrice:

@@ -1,5 +1,6 @@
 """The question and its answer: a deployment and a load in, a `Prediction` out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -9,9 +10,9 @@ import numpy as np
 from pipesim.closed_form import SteadyState, steady_state
 from pipesim.cost.memory import RankMemory, kv_bytes_per_token, model_bytes, rank_memory
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
-from pipesim.engines import ENGINES, Request
+from pipesim.engines import ENGINES, Request, all_reduce_preference
 from pipesim.engines.base import settle
-from pipesim.errors import InfeasibleDeployment, ProfileError
+from pipesim.errors import InfeasibleDeployment, MissingEvidence, ProfileError
 from pipesim.metrics import Latency, Metrics, summarise
 from pipesim.passes import PassPricer
 from pipesim.profiles.hardware import HardwareProfile
@@ -92,11 +93,19 @@ def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, s
         InfeasibleDeployment: when this box cannot, with the GPU that is short, by how much, and what would fit.
     """
     _check_weights(model)
+    _check_all_reduce(hardware, plan, settings)
     deployment = settle(model, hardware, plan, settings, ENGINES[settings.name])
     capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
     if capacity < 1:
         raise InfeasibleDeployment(_shortage(deployment))
     return deployment
+
+
+def _check_all_reduce(hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings) -> None:
+    known = {curve.implementation for curve in hardware.collectives if curve.ranks == plan.tp}
+    if plan.tp > 1 and settings.allreduce not in {"auto", *known}:
+        key = f'collectives, op = "all_reduce", ranks = {plan.tp}, implementation = "{settings.allreduce}"'
+        raise MissingEvidence(hardware.name, key, f"a curve for --allreduce {settings.allreduce}")
 
 
 def _check_weights(model: ModelProfile) -> None:
@@ -149,13 +158,16 @@ def fitting_plans(deployment: Deployment) -> list[ParallelPlan]:
 
 
 class Predictor:
-    """One deployment with its prices, ready to be asked about loads."""
+    """One deployment with its prices, ready to be asked about loads.
 
-    def __init__(self, deployment: Deployment) -> None:
+    `scale` puts factors on prices, by constants' name or category (see `CostModel`): "what if AllReduce were free?"
+    """
+
+    def __init__(self, deployment: Deployment, scale: Mapping[str, float] | None = None) -> None:
         self.deployment = deployment
         self.engine = ENGINES[deployment.engine.name]
         self.kv_capacity_tokens = self.engine.kv_capacity_tokens(deployment)
-        self.price = PassPricer(deployment)
+        self.price = PassPricer(deployment, all_reduce_preference(deployment), scale)
 
     def simulate(self, workload: Workload, seed: int, detail: Detail = "pass") -> Timeline:
         """Returns the timeline of one run of a load.
@@ -188,7 +200,7 @@ class Predictor:
         tokens = -(-prompt // launches)
         attended = tokens * workload.context_len + tokens * (workload.input_len + 1) // 2
         finished = -(-requests // launches)
-        prefixed = workload.context_len > 0 or launches > requests
+        context = finished * workload.context_len
         held = requests * (workload.context_len + workload.input_len + workload.output_len // 2)
         return steady_state(
             self.price,
@@ -196,7 +208,7 @@ class Predictor:
             policy.loop,
             (micro_batches, requests),
             self.engine.decode_batch(self.deployment, requests, held),
-            PrefillChunk(tokens, finished, attended, finished, prefixed),
+            PrefillChunk(tokens, finished, attended, finished, context, self.engine.absorbs_context and context > 0),
             launches,
             self.price.idle_turn,
         )

@@ -31,11 +31,23 @@ class DecodeStep(NamedTuple):
     """Rows that run: more than `requests` when a captured graph pads them."""
     captured: bool
     """Whether a CUDA graph is replayed; kernels are launched from Python otherwise."""
+    padding_routed: bool = True
+    """Whether padding rows take experts of their own, or are masked."""
 
     @property
     def tokens(self) -> int:
         """Rows of the hidden state."""
         return self.rows
+
+    @property
+    def expert_padding(self) -> int:
+        """Padding rows that take experts."""
+        return self.rows - self.requests if self.padding_routed else 0
+
+    @property
+    def routed_tokens(self) -> int:
+        """Rows with a routing of their own."""
+        return self.requests
 
     @property
     def sampled(self) -> int:
@@ -52,8 +64,10 @@ class PrefillChunk(NamedTuple):
     """Pairs of new token and token it attends to, summed over the batch."""
     finished: int
     """Requests whose prompt ends in this batch: their first token is sampled."""
-    prefixed: bool
-    """Whether any of the requests has tokens in the KV cache already."""
+    context: int
+    """Tokens that the requests have in the KV cache already, summed."""
+    absorbed: bool
+    """Whether MLA attends to the latent itself, or to keys and values expanded from it, the context's among them."""
 
     @property
     def captured(self) -> bool:
@@ -61,12 +75,56 @@ class PrefillChunk(NamedTuple):
         return False
 
     @property
+    def expert_padding(self) -> int:
+        """Padding rows that take experts: none."""
+        return 0
+
+    @property
+    def routed_tokens(self) -> int:
+        """Rows with a routing of their own."""
+        return self.tokens
+
+    @property
     def sampled(self) -> int:
         """Rows whose next token is sampled."""
         return self.finished
 
 
-Batch = DecodeStep | PrefillChunk
+class MixedStep(NamedTuple):
+    """Decode steps of some requests and prompt tokens of others in one launch."""
+
+    decode: DecodeStep
+    prefill: PrefillChunk
+    captured: bool
+    """Whether the kernels between the attention calls are replayed from graphs."""
+
+    @property
+    def requests(self) -> int:
+        """Requests with tokens in the batch."""
+        return self.decode.requests + self.prefill.requests
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the hidden state."""
+        return self.decode.requests + self.prefill.tokens
+
+    @property
+    def expert_padding(self) -> int:
+        """Padding rows that take experts: none."""
+        return 0
+
+    @property
+    def routed_tokens(self) -> int:
+        """Rows with a routing of their own."""
+        return self.tokens
+
+    @property
+    def sampled(self) -> int:
+        """Rows whose next token is sampled."""
+        return self.decode.requests + self.prefill.finished
+
+
+Batch = DecodeStep | PrefillChunk | MixedStep
 
 
 def mean_kv_tokens(requests: int, kv_tokens: int) -> int:

@@ -3,33 +3,32 @@
 from math import ceil
 
 from pipesim.ops import LatentDecode, Work
-
-HEADS_PER_BLOCK = 16
-"""Query heads of one thread block; fewer are padded (SGLang layers/attention/triton_ops/decode_attention.py)."""
-KV_SPLITS = 8
-"""Most sequential splits of one request's KV (SGLang `--triton-attention-num-kv-splits`)."""
-LONGEST_SPLIT = 1024
-"""KV tokens of a split beyond which further parallelism hides its length (seen in the latency tables)."""
+from pipesim.profiles.hardware import Efficiency
 
 
-def latent_decode_work(op: LatentDecode, multiprocessors: int) -> Work:
+def latent_decode_work(op: LatentDecode, multiprocessors: int, head_block: int) -> Work:
     """Returns the work of the attention itself.
 
-    Heads run in blocks of 16, and every block of heads reads the KV again; while the batch leaves multiprocessors idle
-    those reads meet in the L2 cache.
+    Heads run in blocks (of 16 in SGLang layers/attention/triton_ops/decode_attention.py), and every block of heads
+    reads the KV again; while the batch leaves multiprocessors idle those reads meet in the L2 cache.
     """
-    blocks = ceil(op.heads / HEADS_PER_BLOCK)
+    blocks = ceil(op.heads / head_block)
     tokens = op.requests * op.kv_tokens
-    flops = 2.0 * blocks * HEADS_PER_BLOCK * (2 * op.latent + op.rope) * tokens
+    flops = 2.0 * blocks * head_block * (2 * op.latent + op.rope) * tokens
     rereads = (blocks - 1) / (1.0 + (multiprocessors / op.requests) ** 2)
     return Work(flops, op.bytes_per_element * (op.latent + op.rope) * tokens * (1.0 + rereads))
 
 
-def partial_result_bytes(op: LatentDecode) -> float:
+def partial_result_bytes(op: LatentDecode, efficiency: Efficiency) -> float:
     """Returns the traffic [B] of the splits' partial results: FP32 value and one sum, written and read."""
-    return 2.0 * 4 * op.requests * op.heads * KV_SPLITS * (op.latent + 1)
+    return 2.0 * 4 * op.requests * op.heads * efficiency.kv_splits * (op.latent + 1)
 
 
-def split_tokens(op: LatentDecode) -> float:
-    """Returns the KV tokens that one split walks in sequence."""
-    return min(op.kv_tokens / KV_SPLITS, LONGEST_SPLIT)
+def split_tokens(op: LatentDecode, efficiency: Efficiency) -> float:
+    """Returns the KV tokens that one split walks in sequence.
+
+    SGLang's Triton kernel makes 8 splits (`--triton-attention-num-kv-splits`) and vLLM's one of up to 512 tokens, then
+    more, up to 64; the lengths are seen in the latency tables, not documented.
+    """
+    tokens = min(op.kv_tokens / efficiency.kv_splits, efficiency.longest_split)
+    return max(tokens, op.kv_tokens / efficiency.most_splits) if efficiency.most_splits else tokens

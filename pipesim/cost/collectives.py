@@ -4,11 +4,11 @@ A schedule is data: `ring_all_reduce(ranks)` lists who sends which chunk to whom
 and it can be executed on arrays to see that it reduces.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pipesim.ops import Collective
-from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, LaunchMode
+from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, Implementation, LaunchMode, PeerLinks
 
 
 class Transfer(NamedTuple):
@@ -51,15 +51,29 @@ def curve_seconds(curve: CollectiveCurve, size: float) -> float:
     return max(times) if curve.shape == "max" else min(times)
 
 
-def find_curve(hardware: HardwareProfile, op: str, ranks: int, launch: LaunchMode) -> CollectiveCurve | None:
-    """Returns the curve for a collective over `ranks` ranks, in the launch mode asked for if it has both."""
-    fitting = [curve for curve in hardware.collectives if curve.op == op and curve.ranks == ranks]
-    return next((curve for curve in fitting if curve.launch == launch), fitting[0] if fitting else None)
+def find_curve(
+    hardware: HardwareProfile, op: Collective, launch: LaunchMode, preference: Sequence[Implementation]
+) -> CollectiveCurve | None:
+    """Returns the curve of the first implementation that takes messages of this size over this many ranks.
+
+    In the launch mode asked for, if it was measured in both.
+    """
+    for implementation in preference:
+        fitting = [
+            curve
+            for curve in hardware.collectives
+            if (curve.op, curve.ranks, curve.implementation) == (op.op, op.ranks, implementation)
+            and (curve.up_to is None or op.bytes <= curve.up_to)
+        ]
+        if fitting:
+            return next((curve for curve in fitting if curve.launch == launch), fitting[0])
+    return None
 
 
-def schedule_seconds(op: Collective, hardware: HardwareProfile) -> float:
+def schedule_seconds(op: Collective, links: PeerLinks, peer_access: bool) -> float:
     """Returns the time [s] of the ring schedule on the box's peer links: for groups never measured."""
     rounds = ALGORITHMS[op.op](op.ranks)
-    links = hardware.peer_links
     chunk = op.bytes / op.ranks
+    if not peer_access:
+        return len(rounds) * (links.staged_launch + chunk / links.staged_bandwidth)
     return len(rounds) * (links.launch + chunk / links.cross_group_bandwidth)

@@ -1,5 +1,6 @@
 """How many experts a batch touches and how many rows they compute: this decides PP against TP."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -69,7 +70,18 @@ def expert_work(op: Experts, weight_reread: float) -> Work:
         distinct += op.top_k * (1.0 - distinct / op.experts)
     rows = op.tokens + op.padding_tokens
     blocks = max(distinct, row_blocks(rows, op.experts, op.top_k, op.routing_skew))
-    flops = 2.0 * op.weights_per_expert * blocks * block_rows(rows, op.experts, op.top_k)
+    return _work(op, distinct, blocks, weight_reread)
+
+
+def counted_expert_work(op: Experts, rows_per_expert: Sequence[int], weight_reread: float) -> Work:
+    """Returns the work of `expert_work` where the rows of every expert are known, as in a measured kernel."""
+    rows = np.asarray(rows_per_expert)
+    blocks = np.ceil(rows / block_rows(op.tokens, op.experts, op.top_k)).sum()
+    return _work(op, float(np.count_nonzero(rows)), float(blocks), weight_reread)
+
+
+def _work(op: Experts, distinct: float, blocks: float, weight_reread: float) -> Work:
+    flops = 2.0 * op.weights_per_expert * blocks * block_rows(op.tokens + op.padding_tokens, op.experts, op.top_k)
     reads = distinct + weight_reread * (blocks - distinct)
     return Work(flops, reads * op.weights_per_expert * op.bytes_per_weight)
 

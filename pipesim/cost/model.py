@@ -1,6 +1,7 @@
 """The price list: an operation in, its time, what binds it and what the number rests on out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
@@ -23,7 +24,7 @@ from pipesim.ops import (
     Work,
 )
 from pipesim.profiles.base import Basis
-from pipesim.profiles.hardware import Efficiency, HardwareProfile, LaunchMode
+from pipesim.profiles.hardware import Efficiency, HardwareProfile, Implementation, LaunchMode
 
 Bound = Literal["compute", "memory", "latency", "link", "host"]
 
@@ -42,6 +43,13 @@ class CostModel:
 
     hardware: HardwareProfile
     launch: LaunchMode
+    all_reduce: tuple[Implementation, ...] = ("nccl",)
+    """Implementations in the order in which the engine tries them."""
+    peer_access: bool = True
+    scale: Mapping[str, float] = field(default_factory=dict)
+    """Factors on the price of operations, by their constants' name or by their category; for what-if questions."""
+    stack: str = ""
+    """The engine whose kernels run: constants under "kernel@stack" go before those under "kernel"."""
 
     def price(self, op: Op) -> Cost:
         """Returns the price of one operation.
@@ -49,6 +57,13 @@ class CostModel:
         Raises:
             MissingEvidence: when the hardware profile has no constants for the kernel.
         """
+        price = self._price(op)
+        if not self.scale:
+            return price
+        factor = self.scale.get(op.constant, 1.0) * self.scale.get(op.category, 1.0)
+        return price._replace(seconds=price.seconds * factor)
+
+    def _price(self, op: Op) -> Cost:
         match op:
             case Compute():
                 return self._roofline(op.kernel, op.work)
@@ -89,10 +104,13 @@ class CostModel:
 
     def _latent_decode(self, op: LatentDecode) -> Cost:
         efficiency = self._efficiency("mla_decode")
-        price = self._roofline("mla_decode", latent_decode_work(op, self.hardware.gpu.multiprocessors))
-        seconds = price.seconds + self._stream_seconds(partial_result_bytes(op), efficiency)
-        sequential = efficiency.floor + efficiency.split_token * split_tokens(op)
-        return Cost(sequential, "latency", price.basis) if sequential > seconds else price._replace(seconds=seconds)
+        work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
+        price = self._roofline("mla_decode", work)
+        parallel = price.seconds + self._stream_seconds(partial_result_bytes(op, efficiency), efficiency)
+        sequential = efficiency.floor + efficiency.split_token * split_tokens(op, efficiency)
+        exposed = (1.0 - efficiency.split_overlap) * (min(parallel, sequential) - efficiency.floor)
+        seconds = max(parallel, sequential) + exposed
+        return Cost(seconds, "latency", price.basis) if sequential > parallel else price._replace(seconds=seconds)
 
     def _stream_seconds(self, size: float, efficiency: Efficiency) -> float:
         return size / (self.hardware.gpu.memory_bandwidth * efficiency.memory)
@@ -100,12 +118,15 @@ class CostModel:
     def _collective(self, op: Collective) -> Cost:
         if op.ranks == 1:
             return Cost(0.0, "link", "measured")
-        curve = find_curve(self.hardware, op.op, op.ranks, self.launch)
+        curve = find_curve(self.hardware, op, self.launch, self.all_reduce) if self.peer_access else None
         if curve is None:
-            return Cost(schedule_seconds(op, self.hardware), "link", "datasheet")
+            return Cost(schedule_seconds(op, self.hardware.peer_links, self.peer_access), "link", "datasheet")
         return Cost(curve_seconds(curve, op.bytes), "link", self._basis(curve.source))
 
     def _efficiency(self, kernel: str) -> Efficiency:
+        own = self.hardware.efficiency.get(f"{kernel}@{self.stack}")
+        if own is not None:
+            return own
         if kernel not in self.hardware.efficiency:
             raise MissingEvidence(self.hardware.name, f"efficiency.{kernel}", "the constants of this kernel class")
         return self.hardware.efficiency[kernel]

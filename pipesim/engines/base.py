@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
-from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
-from pipesim.workload import Batch, Workload
+from pipesim.workload import Batch, DecodeStep, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +28,11 @@ class Request:
     last_token: int = -1
 
     @property
+    def length(self) -> int:
+        """Tokens in the KV cache at its end."""
+        return self.context_len + self.input_len + self.output_len
+
+    @property
     def kv_tokens_after_prefill(self) -> int:
         """Tokens in the KV cache when its first decode step runs, that step's own token included."""
         return self.context_len + self.input_len + 1
@@ -41,7 +46,12 @@ class MicroBatch:
     batch: Batch
     finishing_prefill: list[Request] = field(default_factory=list)
     decode_step: int = -1
-    """Index of this decode step within its slot; −1 for prefill."""
+    """Index of this decode step within its slot; −1 for prefill alone."""
+
+    @property
+    def prefills(self) -> bool:
+        """Whether it holds prompt tokens."""
+        return not isinstance(self.batch, DecodeStep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +62,12 @@ class LoopShape:
     """Micro-batch slots walked cyclically."""
     result_lag: int
     """Turn k handles the result of launch k − result_lag."""
-    receive_before_launch: bool
+    receive_before_launch: bool = False
     """Whether that result must have arrived before launch k, or only before turn k + 1."""
-    send_after_processing: bool
+    send_after_processing: bool = False
     """Whether a micro-batch leaves the first stage only after that result is processed."""
+    tokens_stay_on_gpu: bool = False
+    """Whether a slot may be launched before its last result is on the host: the first stage waits for it instead."""
 
 
 class Policy(Protocol):
@@ -105,8 +117,24 @@ class Engine:
     """Most prompt tokens of one launch."""
     decode_batch: Callable[[Deployment, int, int], Batch]
     """(deployment, requests, tokens they hold in all) → their decode step."""
+    absorbs_context: bool
+    """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
     """(deployment, workload, KV capacity) → micro-batches in flight, requests in each, if the load spreads evenly."""
+
+
+def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
+    """Returns the AllReduce implementations in the order in which the engine tries them.
+
+    Left to itself it takes its own one-shot kernel where every GPU reaches every other over NVLink, and over PCIe only
+    for two GPUs with peer access; NCCL otherwise. SGLang's and vLLM's rule alike (SGLang custom_all_reduce_utils.py,
+    vLLM device_communicators/custom_all_reduce.py).
+    """
+    choice, plan = deployment.engine.allreduce, deployment.plan
+    if choice == "auto":
+        own = deployment.hardware.topology.kind == "nvlink" or (plan.tp == 2 and deployment.engine.peer_access)
+        choice = "custom" if own else "nccl"
+    return ("nccl",) if choice == "nccl" else (choice, "nccl")
 
 
 def settle(
@@ -117,6 +145,8 @@ def settle(
     Raises:
         UsageError, InfeasibleDeployment: see `Deployment`.
     """
+    if settings.kv_cache_dtype != "auto":
+        model = model.with_kv_cache(settings.kv_cache_dtype)
     stages = min(plan.pp, model.layers)
     layers = plan.layer_partition or engine.layer_partition(model.layers, stages)
     return Deployment(model, hardware, plan, settings, layers)

@@ -3,17 +3,14 @@
 Read from SGLang 0.5.10.post1 and 0.5.23; each function names the file it follows.
 """
 
-import heapq
-from bisect import bisect_left
-from collections import deque
-from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
 from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
-from pipesim.engines.base import DecodeGaps, Engine, LoopShape, MicroBatch, Request
-from pipesim.workload import DecodeStep, PrefillChunk, Workload, mean_kv_tokens
+from pipesim.engines.base import Engine, LoopShape, MicroBatch
+from pipesim.engines.slots import SlotScheduler, padded_decode
+from pipesim.workload import DecodeStep, Workload
 
 MIB, GIB = 2**20, 2**30
 FEWEST_RUNNING_REQUESTS, MOST_RUNNING_REQUESTS = 2048, 4096
@@ -74,16 +71,6 @@ def prefill_budget(deployment: Deployment) -> int:
     return min(chunked_prefill_size(deployment), deployment.engine.max_prefill_tokens)
 
 
-def padded_decode(captured: list[int], requests: int, kv_tokens: int) -> DecodeStep:
-    """Returns the decode step of some requests that hold `kv_tokens` tokens in all.
-
-    Padded to the smallest captured size that holds them; eager and unpadded where none does.
-    """
-    position = bisect_left(captured, requests)
-    rows = captured[position] if position < len(captured) else 0
-    return DecodeStep(requests, mean_kv_tokens(requests, kv_tokens), rows or requests, captured=rows > 0)
-
-
 def mem_fraction_static(deployment: Deployment) -> float:
     """Returns the share of free memory for weights and KV cache (srt/server_args.py `_handle_gpu_memory_settings`).
 
@@ -134,10 +121,10 @@ def loop_shape(deployment: Deployment) -> LoopShape:
     the result of the next slot. With TP alone the overlap scheduler handles the result before last behind the launch.
     """
     if deployment.plan.pp == 1:
-        return LoopShape(slots=1, result_lag=1, receive_before_launch=False, send_after_processing=False)
+        return LoopShape(slots=1, result_lag=1)
     depth = deployment.engine.pp_async_batch_depth
     slots = deployment.plan.pp + depth
-    return LoopShape(slots, result_lag=slots - 1, receive_before_launch=depth > 0, send_after_processing=True)
+    return LoopShape(slots, slots - 1, receive_before_launch=depth > 0, send_after_processing=True)
 
 
 def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -> tuple[int, int]:
@@ -153,173 +140,42 @@ def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -
     return min(slots, -(-in_server // requests)), requests
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One micro-batch slot: its running requests, ordered by the decode step that ends them."""
+class SglangPolicy(SlotScheduler):
+    """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk; prefill goes alone."""
 
-    running: int = 0
-    kv_tokens: int = 0
-    launched: int = 0
-    """Decode steps launched so far."""
-    live: int = 0
-    """Requests whose second token is out and whose last is not."""
-    last_result: int = -1
-    after_prefill: bool = True
-    prefilled: list[Request] = field(default_factory=list)
-    """Requests of the last launch whose prompt it finished; they run from the next launch on."""
-    joining: dict[int, list[Request]] = field(default_factory=dict)
-    """By decode step: the requests for which it is the first."""
-    ending: list[tuple[int, int, Request]] = field(default_factory=list)
-    """Heap of (last decode step, request index, request)."""
-
-
-class SglangPolicy:
-    """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk.
-
-    Admission reserves a request's whole length in the KV cache, so nothing is ever retracted.
-    """
+    absorbs_context = True  # attention_backend_handler.py `handle_attention_triton`
 
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
-        self.loop = loop_shape(deployment)
-        self.decode_gaps = DecodeGaps()
+        rows = max_running_requests(deployment, kv_capacity)
+        super().__init__(loop_shape(deployment), rows, kv_capacity)
         self._cap = micro_batch_cap(deployment, kv_capacity)
-        self._rows_free = max_running_requests(deployment, kv_capacity)
-        self._kv_free = kv_capacity
         self._prefill_budget = prefill_budget(deployment)
-        self._waiting: deque[Request] = deque()
-        self._chunked: Request | None = None
-        self._slots = [_Slot() for _ in range(self.loop.slots)]
-        self._in_server = 0
         self._captured = captured_sizes(largest_captured(deployment))
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request waits or runs."""
-        return self._in_server == 0
-
-    def submit(self, request: Request) -> None:
-        """Puts a request into the waiting queue."""
-        self._in_server += 1
-        self._waiting.append(request)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
-        state = self._slots[slot]
-        self._merge(state)
-        if self._chunked or (self._waiting and self._places(state) > 0):
-            prefill = self._form_prefill(slot)
-            if prefill:
-                return prefill
-        return self._form_decode(slot) if state.running else None
-
-    def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
-        """Hands out the tokens of a micro-batch at `now`; returns the requests that ended with them."""
-        state = self._slots[micro_batch.slot]
-        if micro_batch.decode_step < 0:
-            return self._complete_prefill(state, micro_batch, now)
-        return self._complete_decode(state, micro_batch.decode_step, now)
-
-    def _merge(self, state: _Slot) -> None:
-        for request in state.prefilled:
-            request.first_step = state.launched
-            state.running += 1
-            state.kv_tokens += request.kv_tokens_after_prefill
-            state.joining.setdefault(state.launched, []).append(request)
-            heapq.heappush(state.ending, (state.launched + request.output_len - 2, request.index, request))
-        state.prefilled = []
-
-    def _places(self, state: _Slot) -> int:
-        return min(self._cap - state.running, self._rows_free)
-
-    def _form_prefill(self, slot: int) -> MicroBatch | None:
-        """Fills one prefill launch; a prompt that does not fit is cut and goes on in the next turn, of any slot."""
-        state = self._slots[slot]
-        places, budget = self._places(state), self._prefill_budget
-        finished: list[Request] = []
-        tokens = attended = requests = 0
-        prefixed = False
-        while budget > 0:
-            request = self._chunked or self._admit(places - requests)
-            if request is None:
-                break
-            taken = min(budget, request.input_len - request.prefilled)
-            prefix = request.context_len + request.prefilled
-            attended += taken * prefix + taken * (taken + 1) // 2
-            prefixed = prefixed or prefix > 0
-            tokens, budget, requests = tokens + taken, budget - taken, requests + 1
-            request.prefilled += taken
-            self._chunked = request if request.prefilled < request.input_len else None
-            if self._chunked is None:
-                request.slot = slot
-                finished.append(request)
-        if not requests:
+        state = self.slots[slot]
+        state.start_prefilled()
+        prompts = self.take_prompts(slot, self._prefill_budget, self._cap - state.running)
+        if prompts:
+            return MicroBatch(slot, prompts.chunk, prompts.finished)
+        if not state.running:
             return None
-        state.prefilled = [request for request in finished if request.output_len > 1]
-        return MicroBatch(slot, PrefillChunk(tokens, requests, attended, len(finished), prefixed), finished)
-
-    def _admit(self, places: int) -> Request | None:
-        if places <= 0 or not self._waiting:
-            return None
-        needed = self._length(self._waiting[0])
-        if needed > self._kv_free:
-            return None
-        self._kv_free -= needed
-        self._rows_free -= 1
-        return self._waiting.popleft()
-
-    def _form_decode(self, slot: int) -> MicroBatch:
-        state = self._slots[slot]
         batch = padded_decode(self._captured, state.running, state.kv_tokens)
-        step = state.launched
-        state.launched += 1
-        state.kv_tokens += state.running
-        return MicroBatch(slot, batch, decode_step=step)
-
-    def _complete_prefill(self, state: _Slot, micro_batch: MicroBatch, now: int) -> list[Request]:
-        state.after_prefill = True
-        for request in micro_batch.finishing_prefill:
-            request.first_token = now
-        ended = [request for request in micro_batch.finishing_prefill if request.output_len == 1]
-        for request in ended:
-            self._release(request, now)
-        return ended
-
-    def _complete_decode(self, state: _Slot, step: int, now: int) -> list[Request]:
-        gaps = self.decode_gaps
-        if state.live:
-            gaps.gaps.append(now - state.last_result)
-            gaps.weights.append(state.live)
-        if state.live and not state.after_prefill:
-            gaps.cycles.append(now - state.last_result)
-        for request in state.joining.pop(step, ()):
-            gaps.gaps.append(now - request.first_token)
-            gaps.weights.append(1)
-            state.live += 1
-        state.last_result, state.after_prefill = now, False
-        ended = []
-        while state.ending and state.ending[0][0] == step:
-            request = heapq.heappop(state.ending)[2]
-            state.running -= 1
-            state.live -= 1
-            state.kv_tokens -= request.kv_tokens_after_prefill + state.launched - request.first_step
-            self._release(request, now)
-            ended.append(request)
-        return ended
-
-    def _release(self, request: Request, now: int) -> None:
-        request.last_token = now
-        self._kv_free += self._length(request)
-        self._rows_free += 1
-        self._in_server -= 1
-
-    @staticmethod
-    def _length(request: Request) -> int:
-        return request.context_len + request.input_len + request.output_len
+        return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
 
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> DecodeStep:
     return padded_decode(captured_sizes(largest_captured(deployment)), requests, kv_tokens)
 
 
-ENGINE = Engine(layer_partition, kv_capacity_tokens, SglangPolicy, prefill_budget, _decode_batch, decode_slots)
+ENGINE = Engine(
+    layer_partition=layer_partition,
+    kv_capacity_tokens=kv_capacity_tokens,
+    policy=SglangPolicy,
+    prefill_budget=prefill_budget,
+    decode_batch=_decode_batch,
+    absorbs_context=SglangPolicy.absorbs_context,
+    decode_slots=decode_slots,
+)
 """SGLang's row in the table of engines."""

@@ -1,6 +1,6 @@
 """A box: GPUs, links, topology, collectives, kernel efficiencies and host times, each with its source."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,7 @@ from pipesim.profiles.base import Frozen, Source
 from pipesim.units import Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds
 
 LaunchMode = Literal["eager", "graph"]
+Implementation = Literal["nccl", "custom", "pcie-oneshot"]
 CollectiveOp = Literal["all_reduce", "all_gather"]
 
 
@@ -43,8 +44,20 @@ class Efficiency(Frozen):
     """Experts only: share of an expert's weights read again for every row block after its first."""
     split_token: Seconds = 0.0
     """Latent decode attention only: time per KV token of one sequential KV split."""
+    head_block: int = Field(default=16, ge=1)
+    """Latent decode attention only: query heads of one thread block; fewer are padded, and each block reads the KV."""
+    kv_splits: int = Field(default=8, ge=1)
+    """Latent decode attention only: splits of a request's KV until a split is `longest_split` tokens long."""
+    longest_split: int = Field(default=1024, ge=1)
+    """Tokens of a split beyond which the kernel makes more splits, not longer ones."""
+    most_splits: int = Field(default=0, ge=0)
+    """Splits beyond which they grow again; 0: never."""
+    split_overlap: Fraction = 1.0
+    """Share of the shorter that hides under the longer, of a split's sequential time and the roofline's."""
     fit_error: Fraction
     """Mean absolute relative error of the fit over the cases it was made from."""
+    log_std: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """Standard error of the logarithm of each fitted constant, by its name; one at a bound has none."""
     source: str
 
 
@@ -56,19 +69,23 @@ class Line(Frozen):
 
 
 class CollectiveCurve(Frozen):
-    """Time of one collective over a group of ranks: the larger or the smaller of two straight lines in its bytes."""
+    """Time of one collective over a group of ranks: the larger or the smaller of straight lines in its bytes."""
 
     op: CollectiveOp
     ranks: int = Field(ge=2)
     launch: LaunchMode
     """Launched from Python ("eager") or inside a CUDA graph ("graph")."""
-    implementation: str
-    """The library: "nccl", "custom"."""
+    implementation: Implementation
+    """The library: NCCL, the engines' own one-shot kernel, or a one-shot kernel for PCIe hosts."""
+    up_to: Bytes | None = None
+    """Largest message that an engine gives to this implementation; None for any."""
     shape: Literal["max", "min"]
-    lines: tuple[Line, Line]
+    lines: tuple[Line, ...] = Field(min_length=1, max_length=3)
     measured_bytes: tuple[Bytes, Bytes]
     """Smallest and largest message that the curve was fitted to."""
     fit_error: Fraction
+    log_std: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
+    """Standard error of the logarithm of each fitted constant: "latency_0", "bandwidth_0", "latency_1" …"""
     source: str
 
 
@@ -98,7 +115,7 @@ class Topology(Frozen):
     """Which GPUs share a socket or a switch."""
 
     groups: tuple[tuple[int, ...], ...]
-    kind: Literal["socket", "switch"]
+    kind: Literal["socket", "switch", "nvlink"]
     source: str
 
 

@@ -101,5 +101,9 @@ class ModelProfile(Frozen):
             )
         return self
 
+    def with_kv_cache(self, storage: Storage) -> Self:
+        """Returns the same model with its KV cache stored in another format."""
+        return self.model_copy(update={"precision": self.precision.model_copy(update={"kv_cache": storage})})
+
     def __repr__(self) -> str:
         return f"ModelProfile({self.name!r})"

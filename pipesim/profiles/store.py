@@ -106,9 +106,19 @@ def validated(schema: type[Document], document: dict[str, Any], path: Path) -> D
 
 
 def load_hardware(name: str) -> HardwareProfile:
-    """Returns a hardware profile by name or path. Raises ProfileError."""
+    """Returns a hardware profile by name or path; one that `extends` another is laid over it. Raises ProfileError."""
     path = find("hardware", name)
-    return validated(HardwareProfile, read_toml(path), path)
+    document = read_toml(path)
+    if "extends" not in document:
+        return validated(HardwareProfile, document, path)
+    base = document.pop("extends")
+    if not isinstance(base, str) or base not in available("hardware"):
+        known = ", ".join(sorted(available("hardware")))
+        raise ProfileError(path, "extends", repr(base), f"the name of a hardware profile: {known}")
+    below = read_toml(find("hardware", base))
+    if "extends" in below:
+        raise ProfileError(path, "extends", f'"{base}", which extends another', "a profile that stands for itself")
+    return validated(HardwareProfile, _laid_over(below, document), path)
 
 
 def load_model(name: str) -> ModelProfile:
@@ -120,6 +130,25 @@ def load_model(name: str) -> ModelProfile:
 def json_schema(kind: str) -> dict[str, Any]:
     """Returns the JSON Schema of one kind of profile."""
     return SCHEMAS[kind].model_json_schema()
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Returns one document over another: tables key by key, collectives curve by curve, all else replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(value, dict) and isinstance(under, dict):
+            merged[key] = _laid_over(under, value)
+        elif key == "collectives" and isinstance(value, list) and isinstance(under, list):
+            merged[key] = [*value, *(curve for curve in under if _curve_name(curve) not in map(_curve_name, value))]
+        else:
+            merged[key] = value
+    return merged
+
+
+def _curve_name(curve: Any) -> tuple[Any, ...]:
+    keys = ("op", "ranks", "launch", "implementation")
+    return tuple(curve.get(key) for key in keys) if isinstance(curve, dict) else ()
 
 
 def _phrase(schema: type[BaseModel], error: ValidationError, path: Path) -> ProfileError:

@@ -92,6 +92,7 @@ class _Run:
         self._policy, self._price, self._idle_turn = policy, price, idle_turn
         lag = policy.loop.result_lag
         self._recent: deque[_Launched | None] = deque([None] * lag, maxlen=lag)
+        self._last_in_slot: list[Passage | None] = [None] * policy.loop.slots
         self._arrived = environment.event()
         self._unsent: deque[Request] = deque()
         self._unfinished = 0
@@ -143,7 +144,10 @@ class _Run:
         now = self._now + price.schedule
         if awaited:
             now = yield from self._receive(awaited, now)
+        slot = micro_batch.slot
         passage = Passage(self.launches.add(micro_batch, price), micro_batch.batch, price, now)
+        if self._policy.loop.tokens_stay_on_gpu:
+            passage.after, self._last_in_slot[slot] = self._last_in_slot[slot], passage
         launched = _Launched(passage, micro_batch)
         self._pipeline.launch(passage)
         return launched, now + price.launch

@@ -31,6 +31,8 @@ class Passage:
     first_stage_end: int = -1
     result: int = -1
     """When its tokens are on the scheduler's host."""
+    after: "Passage | None" = None
+    """The passage whose tokens the first stage needs, where they stay on the GPU."""
     released: simpy.Event | None = None
     finished: simpy.Event | None = None
 
@@ -73,6 +75,8 @@ class PassPipeline:
     def launch(self, passage: Passage) -> None:
         """Occupies the first stage from when it is free."""
         record = self.record
+        if passage.after:
+            passage.launched = max(passage.launched, passage.after.result)
         start = max(passage.launched, self._stage_free[0])
         end = start + passage.price.totals[0]
         self._stage_free[0] = passage.first_stage_end = end
@@ -146,6 +150,8 @@ class EventPipeline:
     def _travel(self, passage: Passage) -> Process:
         clock, price, record = self._environment, passage.price, self.record
         yield clock.timeout(passage.launched - clock.now)
+        if passage.after:
+            yield from self.wait(passage.after)
         record.arrivals[0].append(_now(clock))
         yield from self._occupy(passage, 0)
         if passage.released is not None:
