@@ -20,6 +20,8 @@ class SteadyState:
     output_tokens_per_s: float
     step_time_s: float
     bubble_fraction: float
+    prefill_time_s: float
+    """Time from one prefill launch of a slot to its next."""
     micro_batches: int
     requests_per_micro_batch: int
 
@@ -32,7 +34,7 @@ def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn:
     With all L slots full, turn k handles the result of launch k − lag, so
 
         L/(lag+1) · (Σ(c_s + x_s) + r + schedule + process)     where the result is handled before the next turn
-        L/lag · (Σ(c_s + x_s) + r)                              where its receipt alone is waited for (SGLang, depth > 0)
+        L/lag · (Σ(c_s + x_s) + r)                              where its receipt is waited for (SGLang, depth > 0)
         L/(L−1) · (Σc_s − c_0 + Σx_s + r + process)             where a micro-batch leaves stage 0 only after the
                                                                 next slot's result is processed (SGLang, depth 0)
         Σ(c_s + x_s) + r                                        where the tokens stay on the GPU (vLLM, async)
@@ -99,6 +101,7 @@ def steady_state(
         output_tokens_per_s=micro_batches * requests * workload.output_len / to_seconds(generation),
         step_time_s=to_seconds(cycle),
         bubble_fraction=bubble_fraction(decode_price.totals, micro_batches, cycle),
+        prefill_time_s=to_seconds(prefill_cycle),
         micro_batches=micro_batches,
         requests_per_micro_batch=requests,
     )

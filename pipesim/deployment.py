@@ -61,6 +61,8 @@ class EngineSettings:
     """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
     async_scheduling: bool = True
     """vLLM's."""
+    version: str | None = None
+    """Version of the engine that runs, if known."""
 
     def __post_init__(self) -> None:
         limits = {

@@ -1,12 +1,19 @@
 """Why a prediction is what it is: the binding limit in words, and what the answer hangs on."""
 
+from collections.abc import Iterator
+
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
+from pipesim.passes import PricedOp
 from pipesim.prediction import Prediction, Predictor
+from pipesim.sensitivity import other_version
 from pipesim.workload import Workload
 
 NOTEWORTHY_ALL_REDUCE = 0.02
 """Share of the time from which AllReduce is worth a warning about other hosts."""
+
+NOTEWORTHY_DOUBT = 0.01
+"""Share of the priced time from which weak evidence is worth a warning."""
 
 NAMES = {
     "experts": "routed experts",
@@ -76,6 +83,24 @@ def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:
     return now * slow.output_tokens_per_s / base, now * fast.output_tokens_per_s / base
 
 
+def datasheet_constants(prediction: Prediction) -> list[str]:
+    """Returns the names of the constants of a decode step that rest on a datasheet alone."""
+    return sorted({priced.op.constant for priced in _decode_operations(prediction) if priced.basis == "datasheet"})
+
+
+def extrapolated_constants(prediction: Prediction) -> list[str]:
+    """Returns the names of the constants that a decode step uses outside their measured sizes."""
+    names = sorted({priced.op.constant for priced in _decode_operations(prediction) if priced.extrapolated})
+    return names or ["prefill"]
+
+
+def _decode_operations(prediction: Prediction) -> Iterator[PricedOp]:
+    predictor = Predictor(prediction.deployment)
+    batch = predictor.mid_decode(prediction.workload)
+    for stage in range(prediction.deployment.plan.pp):
+        yield from predictor.price.operations(batch, stage)
+
+
 def _with_all_reduce(deployment: Deployment, workload: Workload, factor: float) -> SteadyState:
     hardware = deployment.hardware.with_all_reduce_scaled(factor)
     scaled = Deployment(deployment.model, hardware, deployment.plan, deployment.engine, deployment.layers)
@@ -93,6 +118,21 @@ def notes(prediction: Prediction) -> list[str]:
             f"boxes with these GPUs this split gives {hosts[0]:,.0f} to {hosts[1]:,.0f} tok/s. Splits that differ by "
             "less may change places."
         )
-    if prediction.basis["datasheet"] > 0:
-        found.append(f"{prediction.basis['datasheet']:.0%} of the priced time rests on datasheet figures alone.")
+    if prediction.basis["datasheet"] >= NOTEWORTHY_DOUBT:
+        share, names = prediction.basis["datasheet"], ", ".join(datasheet_constants(prediction))
+        found.append(
+            f"{share:.0%} of the priced time rests on datasheet figures alone ({names}); the interval is wider."
+        )
+    if prediction.extrapolated_fraction >= NOTEWORTHY_DOUBT:
+        found.append(
+            f"{prediction.extrapolated_fraction:.0%} of the priced time lies outside the sizes that its constants were "
+            f"measured at ({', '.join(extrapolated_constants(prediction))}); the interval is wider."
+        )
+    if other_version(prediction.deployment):
+        engine = prediction.deployment.engine
+        measured = prediction.deployment.hardware.measured_with[engine.name]
+        found.append(
+            f"Kernels were measured with {engine.name} {measured}, and {engine.version} is asked for; the interval is "
+            "wider."
+        )
     return found

@@ -66,6 +66,8 @@ class Metrics:
     stages: tuple[StageLoad, ...]
     basis_s: Mapping[str, float]
     """Priced seconds by what they rest on: measured, fitted, datasheet."""
+    extrapolated_s: float
+    """Priced seconds of operations whose size lies outside the range of their evidence."""
 
 
 def summarise(timeline: Timeline) -> Metrics:
@@ -95,6 +97,7 @@ def summarise(timeline: Timeline) -> Metrics:
         output_tokens=tokens,
         stages=stages,
         basis_s=_basis(timeline),
+        extrapolated_s=_extrapolated(timeline),
     )
 
 
@@ -202,6 +205,16 @@ def _basis(timeline: Timeline) -> dict[str, float]:
             for basis, picoseconds in stage.by_basis.items():
                 total[basis] = total.get(basis, 0.0) + picoseconds * int(times) / PICOSECONDS_PER_SECOND
     return total
+
+
+def _extrapolated(timeline: Timeline) -> float:
+    paid = np.bincount(timeline.price_index, minlength=len(timeline.prices))
+    total: int = sum(
+        stage.extrapolated * int(times)
+        for price, times in zip(timeline.prices, paid, strict=True)
+        for stage in price.stages
+    )
+    return total / PICOSECONDS_PER_SECOND
 
 
 def _seconds(picoseconds: Clock) -> Floats:

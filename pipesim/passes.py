@@ -27,6 +27,7 @@ class PricedOp(NamedTuple):
     picoseconds: int
     bound: str
     basis: Basis
+    extrapolated: bool
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class StagePrice:
     by_category: dict[Category, int]
     """Time of kernels and collectives, and under "host" the time the GPU waits for launches."""
     by_basis: dict[Basis, int]
+    extrapolated: int = 0
+    """Time of operations whose size lies outside the range of their evidence."""
 
     @cached_property
     def total(self) -> int:
@@ -135,14 +138,16 @@ class PassPricer:
         """Adds up a stage. The host launches ahead of the GPU, so a stage lasts as long as the longer of the two."""
         by_category: Counter[Category] = Counter()
         by_basis: Counter[Basis] = Counter()
+        extrapolated = 0
         for ops, times in runs:
             for priced in ops:
                 by_category[priced.op.category] += priced.picoseconds * times
                 by_basis[priced.basis] += priced.picoseconds * times
+                extrapolated += priced.picoseconds * times if priced.extrapolated else 0
         waiting = max(0, launch - by_category.total())
         by_category["host"] += waiting
         by_basis[self._cost["eager"].price(HostWork("launch")).basis] += waiting
-        return StagePrice(dict(by_category), dict(by_basis))
+        return StagePrice(dict(by_category), dict(by_basis), extrapolated)
 
     def _host(self, op: HostWork) -> int:
         return to_picoseconds(self._cost["graph"].price(op).seconds)
@@ -150,4 +155,4 @@ class PassPricer:
 
 def _priced(cost: CostModel, op: StageOp) -> PricedOp:
     price = cost.price(op)
-    return PricedOp(op, to_picoseconds(price.seconds), price.bound, price.basis)
+    return PricedOp(op, to_picoseconds(price.seconds), price.bound, price.basis, price.extrapolated)

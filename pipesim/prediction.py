@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-import numpy as np
-
 from pipesim.closed_form import SteadyState, steady_state
 from pipesim.cost.memory import RankMemory, kv_bytes_per_token, model_bytes, rank_memory
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
@@ -19,9 +17,8 @@ from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.simulation import Detail, simulate
 from pipesim.timeline import Timeline
-from pipesim.workload import PrefillChunk, Workload
+from pipesim.workload import Batch, PrefillChunk, Workload
 
-INTERVAL_LEVEL = 0.8
 GIB = 2**30
 
 
@@ -47,11 +44,16 @@ class Prediction:
         """Returns the mean over seeds of one `Latency` of `Metrics`, figure by figure."""
         return Latency(*(fmean(values) for values in zip(*(getattr(run, name) for run in self.runs), strict=True)))
 
-    def interval(self, name: str) -> tuple[float, float]:
-        """Returns the middle `INTERVAL_LEVEL` of one number over seeds."""
-        edge = (1.0 - INTERVAL_LEVEL) / 2
-        low, high = np.quantile([getattr(run, name) for run in self.runs], [edge, 1.0 - edge])
-        return float(low), float(high)
+    def over_seeds(self, name: str) -> list[float]:
+        """Returns one number of `Metrics`, or the mean of one of its latencies, for each seed."""
+        values = [getattr(run, name) for run in self.runs]
+        return [value.mean if isinstance(value, Latency) else value for value in values]
+
+    @cached_property
+    def extrapolated_fraction(self) -> float:
+        """Share of priced seconds whose operations lie outside the range of their evidence."""
+        total = sum(seconds for run in self.runs for seconds in run.basis_s.values())
+        return sum(run.extrapolated_s for run in self.runs) / total
 
     @cached_property
     def breakdown(self) -> dict[str, float]:
@@ -191,24 +193,30 @@ class Predictor:
             operations=self.price.operations,
         )
 
+    def mid_decode(self, workload: Workload) -> Batch:
+        """Returns the decode step of one slot at mid-length, if the load spreads evenly."""
+        _, requests = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
+        held = requests * (workload.context_len + workload.input_len + workload.output_len // 2)
+        return self.engine.decode_batch(self.deployment, requests, held)
+
     def steady_state(self, workload: Workload) -> SteadyState:
         """Returns the closed form of a load."""
         policy = self.engine.policy(self.deployment, self.kv_capacity_tokens)
-        micro_batches, requests = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
-        prompt = requests * workload.input_len
+        slots = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
+        prompt = slots[1] * workload.input_len
         launches = max(1, -(-prompt // self.engine.prefill_budget(self.deployment)))
         tokens = -(-prompt // launches)
         attended = tokens * workload.context_len + tokens * (workload.input_len + 1) // 2
-        finished = -(-requests // launches)
+        finished = -(-slots[1] // launches)
         context = finished * workload.context_len
-        held = requests * (workload.context_len + workload.input_len + workload.output_len // 2)
+        absorbed = self.engine.absorbs_context and context > 0
         return steady_state(
             self.price,
             workload,
             policy.loop,
-            (micro_batches, requests),
-            self.engine.decode_batch(self.deployment, requests, held),
-            PrefillChunk(tokens, finished, attended, finished, context, self.engine.absorbs_context and context > 0),
+            slots,
+            self.mid_decode(workload),
+            PrefillChunk(tokens, finished, attended, finished, context, absorbed),
             launches,
             self.price.idle_turn,
         )

@@ -6,8 +6,10 @@ from typing import Any
 
 from pipesim.explain import NAMES, binding_limit, notes
 from pipesim.metrics import Latency
-from pipesim.prediction import INTERVAL_LEVEL, Prediction
+from pipesim.prediction import Prediction
+from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
 from pipesim.validate import Comparison, Validation
+from pipesim.whatif import Explanation
 
 WIDTH = 80
 GIB = 2**30
@@ -16,7 +18,7 @@ GIB = 2**30
 def predict_json(prediction: Prediction) -> dict[str, Any]:
     """Returns the object that `predict --json` prints (architecture, section 6)."""
     deployment, workload = prediction.deployment, prediction.workload
-    steady = prediction.closed_form
+    steady, confidence = prediction.closed_form, Confidence(prediction)
     numbers = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
     latencies = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
     metrics: dict[str, Any] = {name: prediction.mean(name) for name in numbers}
@@ -47,10 +49,7 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             "seeds": len(prediction.runs),
         },
         "metrics": metrics,
-        "interval": {
-            "output_tokens_per_s": list(prediction.interval("output_tokens_per_s")),
-            "level": INTERVAL_LEVEL,
-        },
+        "interval": {name: list(confidence.interval(name)) for name in HEADLINES} | {"level": LEVEL},
         "closed_form": {
             "output_tokens_per_s": steady.output_tokens_per_s,
             "step_time_s": steady.step_time_s,
@@ -111,6 +110,7 @@ def validate_json(validation: Validation) -> dict[str, Any]:
         ],
         "summary": {
             "mean_abs_relative_error": validation.mean_abs_relative_error,
+            "interval_coverage": validation.coverage,
             "worst": None
             if worst is None
             else {"id": worst.id, "metric": worst.metric, "relative_error": worst.relative_error},
@@ -120,7 +120,8 @@ def validate_json(validation: Validation) -> dict[str, Any]:
 
 def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     """Returns the screen that `predict` prints."""
-    low, high = prediction.interval("output_tokens_per_s")
+    low, high = Confidence(prediction).interval("output_tokens_per_s")
+    seeds = prediction.over_seeds("output_tokens_per_s")
     steady = prediction.closed_form
     output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
     requests = prediction.mean("request_throughput_per_s")
@@ -129,7 +130,8 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         *_heading(prediction, defaults),
         "",
         f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {requests:.2f} req/s",
-        f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s: the middle {INTERVAL_LEVEL:.0%} of {len(prediction.runs)} seeds",
+        f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
+        f"{'':<13}{min(seeds):>9,.1f} to {max(seeds):,.1f} tok/s over {len(seeds)} seeds of lengths and arrivals",
         f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
         f"{'':<13}{'':>9} step {_time(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
         "",
@@ -214,6 +216,58 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
+def explain_text(explanation: Explanation, elasticities: bool) -> str:
+    """Returns the screen that `explain` prints."""
+    prediction = explanation.prediction
+    low, high = Confidence(prediction).interval("output_tokens_per_s")
+    output = prediction.mean("output_tokens_per_s")
+    lines = [
+        *_heading(prediction, []),
+        "",
+        f"now {output:,.1f} tok/s ({low:,.1f} to {high:,.1f} with {LEVEL:.0%} confidence)",
+        "",
+        f"{'what one change would buy':<52}{'tok/s':>9}{'speed-up':>9}",
+    ]
+    for change in explanation.changes:
+        first, *rest = textwrap.wrap(change.label, 51)
+        lines.append(f"{first:<52}{change.output_tokens_per_s:>9,.1f}{change.speedup:>8.2f}x")
+        interval = f"{change.interval[0]:.2f} to {change.interval[1]:.2f}x"
+        lines.append(f"  {' '.join(rest):<50}{interval:>18}")
+    lines += [line for text in explanation.words for line in ("", *textwrap.wrap(text, WIDTH))]
+    if elasticities:
+        lines += ["", f"{'constant':<28}{'d ln tok/s / d ln price':>24}{'uncertainty':>13}"]
+        lines += [f"{s.constant:<28}{s.throughput:>24.3f}{s.log_std:>12.0%}" for s in explanation.sensitivities]
+    return "\n".join(lines)
+
+
+def explain_json(explanation: Explanation) -> dict[str, Any]:
+    """Returns the object that `explain --json` prints."""
+    prediction = explanation.prediction
+    return {
+        "schema_version": 1,
+        "baseline": {
+            "output_tokens_per_s": prediction.mean("output_tokens_per_s"),
+            "interval": list(Confidence(prediction).interval("output_tokens_per_s")),
+        },
+        "changes": [
+            {
+                "change": change.label,
+                "kind": change.kind,
+                "cost": change.key or None,
+                "output_tokens_per_s": change.output_tokens_per_s,
+                "speedup": change.speedup,
+                "interval": list(change.interval),
+            }
+            for change in explanation.changes
+        ],
+        "words": list(explanation.words),
+        "elasticities": [
+            {"constant": s.constant, "output_tokens_per_s": s.throughput, "log_std": s.log_std}
+            for s in explanation.sensitivities
+        ],
+    }
+
+
 def validate_text(validation: Validation) -> str:
     """Returns the table that `validate` prints."""
     lines = [f"{'run':<18}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
@@ -228,8 +282,9 @@ def validate_text(validation: Validation) -> str:
         worst = validation.worst
         lines.append(
             f"validation rows: mean absolute error {validation.mean_abs_relative_error:.1%}, "
-            f"worst {worst.relative_error:+.1%} ({worst.id})"
+            f"worst {worst.relative_error:+.1%} ({worst.id}); "
         )
+        lines.append(f"{validation.coverage:.0%} of them lie in the predicted {LEVEL:.0%} interval")
     for text in validation.assumptions:
         lines += textwrap.wrap(f"assumed: {text}", WIDTH, subsequent_indent="  ")
     return "\n".join(lines)

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 
-from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.errors import ProfileError
 from pipesim.measured import MeasuredRun, Role, Runs
-from pipesim.prediction import Prediction, Predictor, deploy
-from pipesim.profiles.store import available, load_hardware, load_model, read_toml, validated
-from pipesim.workload import Workload
+from pipesim.runs import predict_run
+from pipesim.sensitivity import Confidence
 
 SEEDS = 20
-LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 
 
 @dataclass(frozen=True)
@@ -34,6 +29,11 @@ class Comparison:
         return self.predicted / self.measured - 1.0
 
     @property
+    def covered(self) -> bool:
+        """Whether the measured figure lies in the predicted interval."""
+        return self.interval[0] <= self.measured <= self.interval[1]
+
+    @property
     def ok(self) -> bool:
         """Within tolerance; a run that is only reported cannot fail."""
         return self.role == "reported" or abs(self.relative_error) <= self.tolerance
@@ -52,6 +52,11 @@ class Validation:
         return [row for row in self.rows if row.role == "validation"]
 
     @property
+    def coverage(self) -> float:
+        """Share of the judged rows whose measured figure lies in the predicted interval; 0 when there is none."""
+        return fmean(row.covered for row in self.judged) if self.judged else 0.0
+
+    @property
     def mean_abs_relative_error(self) -> float:
         """Over the judged rows; 0 when there is none."""
         return fmean(abs(row.relative_error) for row in self.judged) if self.judged else 0.0
@@ -65,15 +70,6 @@ class Validation:
     def ok(self) -> bool:
         """Whether every row is within its tolerance."""
         return all(row.ok for row in self.rows)
-
-
-def load_runs(paths: Iterable[Path]) -> list[Runs]:
-    """Returns the measured runs of some files, of all that ship if none is named. Raises ProfileError."""
-    files = list(paths) or list(available("runs").values())
-    for path in files:
-        if not path.is_file():
-            raise ProfileError(path, "", "no such file", "a file of measured runs in TOML")
-    return [validated(Runs, read_toml(path), path) for path in files]
 
 
 def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str], None] = lambda _: None) -> Validation:
@@ -92,36 +88,16 @@ def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str]
 def compare(run: MeasuredRun, seeds: int) -> list[Comparison]:
     """Returns the comparison of each figure of one run."""
     prediction = predict_run(run, seeds)
+    confidence = Confidence(prediction)
     return [
         Comparison(
             id=run.id,
             metric=metric,
             measured=value,
-            predicted=prediction.latency(metric).mean if metric in LATENCIES else prediction.mean(metric),
-            interval=prediction.interval(metric) if metric not in LATENCIES else (0.0, 0.0),
+            predicted=fmean(prediction.over_seeds(metric)),
+            interval=confidence.interval(metric),
             tolerance=run.tolerance.get(metric, 0.0),
             role=run.role,
         )
         for metric, value in run.measured.items()
     ]
-
-
-def predict_run(run: MeasuredRun, seeds: int) -> Prediction:
-    """Returns the prediction of one run under the conditions it states or assumes."""
-    load = run.workload
-    workload = Workload(
-        concurrency=load.concurrency,
-        num_prompts=load.num_prompts or load.waves * load.concurrency,
-        input_len=load.input_len,
-        output_len=load.output_len,
-        random_range_ratio=load.random_range_ratio,
-        context_len=load.context_len,
-        request_rate=load.request_rate,
-    )
-    deployment = deploy(
-        load_model(run.model),
-        load_hardware(run.hardware),
-        ParallelPlan(run.plan.tp, run.plan.pp, run.plan.layer_partition),
-        EngineSettings(**run.engine.model_dump()),
-    )
-    return Predictor(deployment).predict(workload, seeds)

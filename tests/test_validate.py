@@ -11,7 +11,8 @@ from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.store import available, load_hardware, load_model
-from pipesim.validate import Validation, load_runs, validate
+from pipesim.runs import load_runs
+from pipesim.validate import Validation, validate
 from pipesim.workload import Workload
 from tests.conftest import RunCli
 

@@ -35,6 +35,8 @@ class Cost(NamedTuple):
     seconds: float
     bound: Bound
     basis: Basis
+    extrapolated: bool = False
+    """Whether the size lies outside the range that the constants were fitted to."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class CostModel:
     def _roofline(self, kernel: str, work: Work) -> Cost:
         efficiency = self._efficiency(kernel)
         seconds, bound = roofline_seconds(work, self.hardware.gpu, efficiency)
-        return Cost(seconds, bound, self._basis(efficiency.source))
+        beyond = efficiency.measured_seconds is not None and seconds > efficiency.measured_seconds[1]
+        return Cost(seconds, bound, self._basis(efficiency.source), beyond)
 
     def _side_stream(self, op: SideStream) -> Cost:
         """What the side stream adds: both streams share the memory bandwidth, and each hides the other's latencies."""
@@ -121,7 +124,9 @@ class CostModel:
         curve = find_curve(self.hardware, op, self.launch, self.all_reduce) if self.peer_access else None
         if curve is None:
             return Cost(schedule_seconds(op, self.hardware.peer_links, self.peer_access), "link", "datasheet")
-        return Cost(curve_seconds(curve, op.bytes), "link", self._basis(curve.source))
+        smallest, largest = curve.measured_bytes
+        beyond = not smallest <= op.bytes <= largest
+        return Cost(curve_seconds(curve, op.bytes), "link", self._basis(curve.source), beyond)
 
     def _efficiency(self, kernel: str) -> Efficiency:
         own = self.hardware.efficiency.get(f"{kernel}@{self.stack}")

@@ -54,6 +54,8 @@ class Efficiency(Frozen):
     """Splits beyond which they grow again; 0: never."""
     split_overlap: Fraction = 1.0
     """Share of the shorter that hides under the longer, of a split's sequential time and the roofline's."""
+    measured_seconds: tuple[Seconds, Seconds] | None = None
+    """Shortest and longest call it was fitted to; a longer one lies beyond the evidence."""
     fit_error: Fraction
     """Mean absolute relative error of the fit over the cases it was made from."""
     log_std: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
@@ -141,6 +143,20 @@ class HostTimes(Frozen):
     source: str
 
 
+class Uncertainty(Frozen):
+    """Relative standard deviations of what has no fit error of its own."""
+
+    launch: float = Field(default=0.3, ge=0)
+    """Time per kernel launched from Python."""
+    scheduler: float = Field(default=0.5, ge=0)
+    """The engine's turn: schedule, process, messages."""
+    small_kernel: float = Field(default=0.3, ge=0)
+    send_recv: float = Field(default=0.3, ge=0)
+    end_to_end: float = Field(default=0.15, ge=0)
+    """What remains between a whole run and its prediction: the root mean square log error over calibration runs."""
+    source: str = ""
+
+
 class MemoryReserve(Frozen):
     """Device memory that is neither weights nor KV cache."""
 
@@ -165,6 +181,9 @@ class HardwareProfile(Frozen):
     """By kernel class."""
     collectives: tuple[CollectiveCurve, ...] = ()
     all_reduce_range: AllReduceRange | None = None
+    uncertainty: Uncertainty = Uncertainty()
+    measured_with: dict[str, str] = Field(default_factory=dict)
+    """By engine: the version whose kernels were measured."""
     sources: dict[str, Source]
 
     @model_validator(mode="after")
@@ -180,6 +199,8 @@ class HardwareProfile(Frozen):
         parts += [(f"collectives[{i}]", entry.source) for i, entry in enumerate(self.collectives)]
         if self.all_reduce_range:
             parts.append(("all_reduce_range", self.all_reduce_range.source))
+        if self.uncertainty.source:
+            parts.append(("uncertainty", self.uncertainty.source))
         for part, source in parts:
             if source not in self.sources:
                 raise ValueError(f'{part}.source names "{source}"; one of {sorted(self.sources)} is wanted')
@@ -212,6 +233,23 @@ class HardwareProfile(Frozen):
             for curve in self.collectives
         )
         return self.model_copy(update={"collectives": scaled})
+
+    def with_links_scaled(self, factor: float) -> Self:
+        """Returns the same box with every link and every collective `factor` times as fast per byte; latencies stay."""
+        links = self.peer_links
+        names = ("same_group_bandwidth", "cross_group_bandwidth", "staged_bandwidth")
+        faster = links.model_copy(update={name: getattr(links, name) * factor for name in names})
+        curves = tuple(
+            curve.model_copy(
+                update={
+                    "lines": tuple(
+                        line.model_copy(update={"bandwidth": line.bandwidth * factor}) for line in curve.lines
+                    )
+                }
+            )
+            for curve in self.collectives
+        )
+        return self.model_copy(update={"peer_links": faster, "collectives": curves})
 
     def same_group(self, first: int, second: int) -> bool:
         """Returns whether two GPUs share a socket or switch."""

@@ -1,0 +1,56 @@
+"""Measured runs brought before the predictor: read from files, predicted under the conditions they state or assume."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.errors import ProfileError
+from pipesim.measured import MeasuredRun, Runs
+from pipesim.prediction import Prediction, Predictor, deploy
+from pipesim.profiles.store import available, load_hardware, load_model, read_toml, validated
+from pipesim.workload import Workload
+
+
+def load_runs(paths: Iterable[Path]) -> list[Runs]:
+    """Returns the measured runs of some files, of all that ship if none is named. Raises ProfileError."""
+    files = list(paths) or list(available("runs").values())
+    for path in files:
+        if not path.is_file():
+            raise ProfileError(path, "", "no such file", "a file of measured runs in TOML")
+    loaded = {path: validated(Runs, read_toml(path), path) for path in files}
+    _refuse_double_use(loaded)
+    return list(loaded.values())
+
+
+def _refuse_double_use(files: Mapping[Path, Runs]) -> None:
+    """A run used to calibrate never validates, under whatever name it stands in whichever file."""
+    used: dict[str, str] = {}
+    for path, file in files.items():
+        for run in file.run:
+            conditions = run.model_dump_json(exclude={"id", "role", "source", "assumed", "tolerance", "note"})
+            role = used.setdefault(conditions, run.role)
+            if {role, run.role} == {"calibration", "validation"}:
+                raise ProfileError(
+                    path, f'run "{run.id}"', "a run of role calibration and of role validation", "one role"
+                )
+
+
+def predict_run(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None = None) -> Prediction:
+    """Returns the prediction of one run; `scale` puts factors on prices (see `CostModel`)."""
+    load = run.workload
+    workload = Workload(
+        concurrency=load.concurrency,
+        num_prompts=load.num_prompts or load.waves * load.concurrency,
+        input_len=load.input_len,
+        output_len=load.output_len,
+        random_range_ratio=load.random_range_ratio,
+        context_len=load.context_len,
+        request_rate=load.request_rate,
+    )
+    deployment = deploy(
+        load_model(run.model),
+        load_hardware(run.hardware),
+        ParallelPlan(run.plan.tp, run.plan.pp, run.plan.layer_partition),
+        EngineSettings(**run.engine.model_dump()),
+    )
+    return Predictor(deployment, scale).predict(workload, seeds)

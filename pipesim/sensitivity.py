@@ -1,0 +1,133 @@
+"""How sure: what a prediction hangs on, and the interval that follows.
+
+Three things make a prediction uncertain: its constants (fit errors, and how AllReduce differs between hosts), what no
+constant explains (the error of whole runs, learned on calibration runs alone), and the draw of lengths and arrivals.
+Their log variances add up. What rests on a datasheet, lies beyond the measured sizes or runs on another engine version
+widens it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, pvariance
+
+from pipesim.closed_form import SteadyState
+from pipesim.deployment import Deployment
+from pipesim.prediction import Prediction, Predictor
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.workload import Workload
+
+LEVEL = 0.8
+Z = 1.2815515655446004
+"""The normal quantile that leaves 10 % above."""
+STD_PER_MEAN_ABSOLUTE_ERROR = math.sqrt(math.pi / 2)
+"""Of a normal distribution."""
+DATASHEET_STD = 0.35
+"""Log standard deviation of a price that rests on a datasheet: kernels reach half to nearly all of a quoted rate."""
+EXTRAPOLATED_STD = 0.35
+"""Log standard deviation of a price outside the measured sizes."""
+OTHER_VERSION_STD = 0.10
+"""Log standard deviation of a whole run on another engine version: two builds on one box differ by up to 29 %."""
+
+HEADLINES = (
+    "output_tokens_per_s",
+    "output_tokens_per_s_per_request",
+    "request_throughput_per_s",
+    "ttft_s",
+    "tpot_s",
+    "itl_s",
+    "e2e_s",
+    "step_time_s",
+)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What one group of constants does to a prediction. Elasticities are d ln(metric) / d ln(price)."""
+
+    constant: str
+    log_std: float
+    throughput: float
+    step_time: float
+    prefill_time: float
+
+    def of(self, metric: str) -> float:
+        """Returns the elasticity of a headline metric."""
+        if metric == "ttft_s":
+            return self.prefill_time
+        return self.step_time if metric in {"tpot_s", "itl_s", "e2e_s", "step_time_s"} else self.throughput
+
+
+def log_stds(hardware: HardwareProfile) -> dict[str, float]:
+    """Returns the log standard deviation of every group of constants of a box."""
+    unsure = hardware.uncertainty
+    stds = {
+        name.partition("@")[0]: STD_PER_MEAN_ABSOLUTE_ERROR * entry.fit_error
+        for name, entry in hardware.efficiency.items()
+    }
+    for op in ("all_reduce", "all_gather"):
+        errors = [curve.fit_error for curve in hardware.collectives if curve.op == op]
+        stds[op] = STD_PER_MEAN_ABSOLUTE_ERROR * max(errors) if errors else DATASHEET_STD
+    if hardware.all_reduce_range:
+        width = math.log(hardware.all_reduce_range.slowest / hardware.all_reduce_range.fastest)
+        stds["all_reduce"] = max(stds["all_reduce"], width / (2 * Z))
+    return stds | {
+        "launch": unsure.launch,
+        "scheduler": unsure.scheduler,
+        "small_kernel": unsure.small_kernel,
+        "send_recv": unsure.send_recv,
+    }
+
+
+class Confidence:
+    """How sure one prediction is."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self.prediction = prediction
+
+    @cached_property
+    def sensitivities(self) -> tuple[Sensitivity, ...]:
+        """Every group of constants, by the closed form, each moved one standard deviation both ways; largest first."""
+        deployment, workload = self.prediction.deployment, self.prediction.workload
+        found = []
+        for constant, std in log_stds(deployment.hardware).items():
+            if not std:
+                continue
+            low, high = (_steady(deployment, workload, {constant: math.exp(sign * std)}) for sign in (-1, 1))
+            throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, std)
+            step, prefill = (
+                _slope(getattr(low, name), getattr(high, name), std) for name in ("step_time_s", "prefill_time_s")
+            )
+            found.append(Sensitivity(constant, std, throughput, step, prefill))
+        return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))
+
+    def log_std(self, metric: str) -> float:
+        """Returns the log standard deviation of one headline metric."""
+        prediction, deployment = self.prediction, self.prediction.deployment
+        constants = sum((item.of(metric) * item.log_std) ** 2 for item in self.sensitivities)
+        seeds = pvariance([math.log(value) for value in prediction.over_seeds(metric) if value > 0] or [0.0])
+        beyond = (DATASHEET_STD * prediction.basis["datasheet"]) ** 2
+        beyond += (EXTRAPOLATED_STD * prediction.extrapolated_fraction) ** 2
+        beyond += OTHER_VERSION_STD**2 if other_version(deployment) else 0.0
+        return math.sqrt(constants + seeds + beyond + deployment.hardware.uncertainty.end_to_end**2)
+
+    def interval(self, metric: str) -> tuple[float, float]:
+        """Returns the 80 % interval of one headline metric."""
+        spread = math.exp(Z * self.log_std(metric))
+        middle = fmean(self.prediction.over_seeds(metric))
+        return middle / spread, middle * spread
+
+
+def other_version(deployment: Deployment) -> bool:
+    """Returns whether the engine version asked for is another minor version than that of the measured kernels."""
+    asked, measured = deployment.engine.version, deployment.hardware.measured_with.get(deployment.engine.name)
+    return asked is not None and measured is not None and asked.split(".")[:2] != measured.split(".")[:2]
+
+
+def _steady(deployment: Deployment, workload: Workload, scale: Mapping[str, float]) -> SteadyState:
+    return Predictor(deployment, scale).steady_state(workload)
+
+
+def _slope(low: float, high: float, std: float) -> float:
+    return math.log(high / low) / (2 * std)
