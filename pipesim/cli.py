@@ -107,6 +107,52 @@ def validate_command(
         raise typer.Exit(1)
 
 
+@app.command("calibrate")
+def calibrate_command(
+    hardware: Annotated[str, typer.Argument(help="Hardware profile: a name or a .toml file. It is written in place.")],
+    system: Annotated[
+        str | None, typer.Option("--system", help="System of the kernel tables, such as rtx_pro_6000_server.")
+    ] = None,
+    nccl_tests: Annotated[
+        list[Path] | None, typer.Option("--nccl-tests", help="Output of nccl-tests on the box, text or -J JSON.")
+    ] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Option("--runs", help="Files of measured runs; those of role calibration are used.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the difference and write nothing.")] = False,
+) -> None:
+    """Fit a profile's constants to kernel tables, nccl-tests output or whole runs; print the errors.
+
+    Example: pipesim calibrate ./my-box.toml --system rtx_pro_6000_server --nccl-tests all_reduce.txt --dry-run
+    """
+    from pipesim import calibration  # noqa: PLC0415 - only this command needs it
+
+    path = find("hardware", hardware)
+    profile = load_hardware(hardware)
+    if not (system or nccl_tests or runs):
+        raise UsageError("calibrate", hardware, "one of --system, --nccl-tests and --runs")
+    changes = []
+    if system:
+        kernels = calibration.calibrate_hardware(path, system, dry_run)
+        changes.append(kernels.difference)
+        print(calibration.calibration_text(kernels))
+    if nccl_tests:
+        curves = calibration.curves_from_nccl_tests(nccl_tests)
+        changes.append(calibration.difference(path, curves.fits))
+        print(calibration.measured_curves_text(curves))
+        if not dry_run:
+            calibration.write_profile(path, curves.fits)
+    if runs:
+        fit = calibration.fit_runs(load_runs(runs), profile)
+        launch = profile.host.eager_launch * fit.launch_factor
+        changes.append(calibration.launch_time_difference(path, launch))
+        print(calibration.run_fit_text(fit, profile.host.eager_launch))
+        if not dry_run:
+            calibration.write_launch_time(path, launch)
+    if dry_run:
+        print("", *filter(None, changes), sep="\n")
+
+
 @profiles_app.command("list")
 def profiles_list() -> None:
     """List the profiles that a name would find."""

@@ -7,7 +7,7 @@ from statistics import fmean, pvariance
 from typing import Literal
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
-from pipesim.engines import all_reduce_preference
+from pipesim.engines import ENGINES, all_reduce_preference
 from pipesim.errors import PipesimError
 from pipesim.passes import StagePrice
 from pipesim.prediction import Prediction, Predictor, deploy
@@ -135,7 +135,7 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
 
 def _pipeline_switches(deployment: Deployment, workload: Workload) -> list[tuple[str, EngineSettings, HardwareProfile]]:
     settings, hardware, pp = deployment.engine, deployment.hardware, deployment.plan.pp
-    if pp == 1 or settings.name != "sglang":
+    if pp == 1 or not ENGINES[settings.name].slots_are_flags:
         return []
     found = []
     for depth in {0, 1, 2} - {settings.pp_async_batch_depth}:

@@ -35,13 +35,23 @@ def refused(ran: Ran, *words: str) -> str:
     return message
 
 
-def edited(folder: Path, kind: str, old: str, new: str) -> Path:
-    """Writes a copy of a shipped file with one place changed."""
+def edited(folder: Path, kind: str, old: str | re.Pattern[str], new: str) -> Path:
+    """Writes a copy of a shipped file with one place changed: a text, or what a pattern matches."""
     text = SHIPPED[kind].read_text(encoding="utf-8")
-    assert old in text
+    changed = old.sub(new, text, count=1) if isinstance(old, re.Pattern) else text.replace(old, new, 1)
+    assert changed != text
     path = folder / f"{kind}.toml"
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    path.write_text(changed, encoding="utf-8")
     return path
+
+
+def value_of(table: str, key: str) -> re.Pattern[str]:
+    """The value of a key in a table of a file, whatever it is."""
+    return re.compile(rf"(?<=\n)({re.escape(table)}\n(?:[\w#].*\n)*?{key} = )(?:\"[^\"]*\"|[^\s#]+)")
+
+
+GEMM_COMPUTE = value_of("[efficiency.gemm_bf16]", "compute")
+HOST_MESSAGE = value_of("[host]", "message")
 
 
 def use(run_cli: RunCli, kind: str, path: object) -> Ran:
@@ -59,14 +69,14 @@ def use(run_cli: RunCli, kind: str, path: object) -> Ran:
     [
         ("hardware", "gpus = 8\n", "gpus"),
         ("hardware", "multiprocessors = 188\n", "gpu.multiprocessors"),
-        ("hardware", 'message = "50 us"\n', "host.message"),
+        ("hardware", "small_kernel = ", "host.small_kernel"),
         ("model", "layers = 61\n", "layers"),
         ("model", "top_k = 8\n", "moe.top_k"),
         ("runs", 'role = "calibration" # with', "run.0.role"),
     ],
 )
 def test_a_missing_key_is_named(run_cli: RunCli, tmp_path: Path, kind: str, line: str, key: str) -> None:
-    path = edited(tmp_path, kind, line, "# " if kind == "runs" else "")
+    path = edited(tmp_path, kind, line, "" if line.endswith("\n") else "# ")
     refused(use(run_cli, kind, path), f"{path}: {key}: nothing was given, this key is wanted")
 
 
@@ -75,7 +85,7 @@ def test_a_missing_key_is_named(run_cli: RunCli, tmp_path: Path, kind: str, line
     [
         ("hardware", "gpus = 8\n", "colour", "topology"),
         ("hardware", "multiprocessors = 188\n", "gpu.colour", "memory_bandwidth"),
-        ("hardware", "compute = 0.848\n", "efficiency.gemm_bf16.colour", "weight_reread"),
+        ("hardware", "[efficiency.gemm_bf16]\n", "efficiency.gemm_bf16.colour", "weight_reread"),
         ("hardware", 'implementation = "nccl"\n', "collectives.0.colour", "lines"),
         ("model", "layers = 61\n", "colour", "hidden_size"),
         ("model", "top_k = 8\n", "moe.colour", "routing_skew"),
@@ -93,8 +103,8 @@ def test_an_unknown_key_is_named_beside_the_known_ones(
 @pytest.mark.parametrize(
     ("kind", "old", "new", "key", "meant"),
     [
-        ("hardware", "weight_reread", "weight_rereed", "efficiency.moe_int4-g32.weight_rereed", "weight_reread"),
-        ("hardware", "split_token", "splittoken", "efficiency.mla_decode.splittoken", "split_token"),
+        ("hardware", "weight_reread", "weight_rereed", ".weight_rereed", "weight_reread"),
+        ("hardware", "split_token", "splittoken", ".splittoken", "split_token"),
         ("hardware", "[all_reduce_range]", "[allreduce_range]", "allreduce_range", "all_reduce_range"),
         ("model", "source = ", 'text_weights_tolerence = 0.01\nsource = "config" # ', "text_weights_tol", "tolerance"),
         ("runs", "cuda_graph", "cuda_grph", "run.0.engine.cuda_grph", "cuda_graph"),
@@ -129,17 +139,17 @@ def test_a_misspelt_key_that_must_be_there_is_missed(
     [
         ("hardware", '"1792 GB/s"', "1792", "gpu.memory_bandwidth", "1792 has no unit", "64 GB/s"),
         ("hardware", '"1792 GB/s"', '"1792"', "gpu.memory_bandwidth", '"1792" has no unit', "64 GB/s"),
-        ("hardware", '"50 us"', "50e-6", "host.message", "has no unit", "5 us"),
+        ("hardware", HOST_MESSAGE, r"\g<1>50e-6", "host.message", "has no unit", "5 us"),
         ("model", '"942278624 B"', "942278624", "vision_tower", "942278624 has no unit", "96 GiB"),
         ("hardware", '"1792 GB/s"', '"1792 Gb/s"', "gpu.memory_bandwidth", "1792 Gb/s", "8 bits are one byte"),
         ("hardware", '"97887 MiB"', '"97887 Mib"', "gpu.memory", "97887 Mib", "8 bits are one byte"),
         ("model", '"942278624 B"', '"942278624 b"', "vision_tower", "942278624 b", "8 bits are one byte"),
         ("hardware", '"1792 GB/s"', '"1792 GB"', "gpu.memory_bandwidth", '"1792 GB" has the unit "B"', "64 GB/s"),
-        ("hardware", '"50 us"', '"50 MB"', "host.message", '"50 MB" has the unit "B"', "5 us"),
+        ("hardware", HOST_MESSAGE, r'\1"50 MB"', "host.message", '"50 MB" has the unit "B"', "5 us"),
         ("hardware", '"1792 GB/s"', '"-1792 GB/s"', "gpu.memory_bandwidth", "-1792 GB/s", "64 GB/s"),
         ("hardware", '"1792 GB/s"', '"0 GB/s"', "gpu.memory_bandwidth", "0 GB/s", "greater than 0"),
-        ("hardware", "compute = 0.848", "compute = 84.8", "efficiency.gemm_bf16.compute", "84.8", "less than or equal"),
-        ("hardware", "compute = 0.848", "compute = 0", "efficiency.gemm_bf16.compute", "0", "greater than 0"),
+        ("hardware", GEMM_COMPUTE, r"\g<1>84.8", "efficiency.gemm_bf16.compute", "84.8", "less than or equal"),
+        ("hardware", GEMM_COMPUTE, r"\g<1>0", "efficiency.gemm_bf16.compute", "0", "greater than 0"),
         ("hardware", "gpus = 8\n", "gpus = 8.5\n", "gpus", "8.5", "integer"),
         ("model", "layers = 61", "layers = 0", "layers", "0", "greater than or equal to 1"),
         ("model", "top_k = 8", "top_k = 800", "moe", "top_k is 800", "at most the 384 experts"),
@@ -148,7 +158,14 @@ def test_a_misspelt_key_that_must_be_there_is_missed(
     ],
 )
 def test_a_wrong_value_is_refused_with_file_key_given_and_wanted(
-    run_cli: RunCli, tmp_path: Path, kind: str, old: str, new: str, key: str, given_: str, wanted: str
+    run_cli: RunCli,
+    tmp_path: Path,
+    kind: str,
+    old: str | re.Pattern[str],
+    new: str,
+    key: str,
+    given_: str,
+    wanted: str,
 ) -> None:
     path = edited(tmp_path, kind, old, new)
     refused(use(run_cli, kind, path), f"{path}: {key}", given_, " was given", wanted, " is wanted")
@@ -157,19 +174,20 @@ def test_a_wrong_value_is_refused_with_file_key_given_and_wanted(
 @pytest.mark.parametrize(
     ("kind", "old", "new", "key"),
     [
-        ("hardware", 'source = "gemm"', 'source = "gem"', "efficiency.gemm_bf16.source"),
-        ("hardware", 'source = "all-reduce-eager"', 'source = "gem"', "collectives[5].source"),
-        ("hardware", 'source = "all-reduce-range"', 'source = "gem"', "all_reduce_range.source"),
-        ("hardware", "[sources.host]", "[sources.hosts]", "host.source"),
+        ("hardware", value_of("[gpu]", "source"), r'\1"gem"', "gpu.source"),
+        ("hardware", value_of("[efficiency.gemm_bf16]", "source"), r'\1"gem"', "efficiency.gemm_bf16.source"),
+        ("hardware", value_of("[[collectives]]", "source"), r'\1"gem"', "collectives[0].source"),
+        ("hardware", value_of("[all_reduce_range]", "source"), r'\1"gem"', "all_reduce_range.source"),
+        ("hardware", "[sources.host]", "[sources.gem]", "host.source"),
         ("model", 'source = "config"', 'source = "gem"', "source"),
         ("model", 'routing_source = "routing"', 'routing_source = "gem"', "moe.routing_source"),
     ],
 )
 def test_a_constant_must_name_a_source_of_its_file(
-    run_cli: RunCli, tmp_path: Path, kind: str, old: str, new: str, key: str
+    run_cli: RunCli, tmp_path: Path, kind: str, old: str | re.Pattern[str], new: str, key: str
 ) -> None:
     path = edited(tmp_path, kind, old, new)
-    name = "host" if "hosts" in new else "gem"
+    name = "host" if key == "host.source" else "gem"
     refused(use(run_cli, kind, path), f'{path}: {key} names "{name}" was given, one of [', "is wanted")
 
 
@@ -188,7 +206,7 @@ def test_a_topology_holds_every_gpu_once(run_cli: RunCli, tmp_path: Path, groups
 
 
 def test_an_efficiency_computes_with_a_rate_of_the_gpu(run_cli: RunCli, tmp_path: Path) -> None:
-    path = edited(tmp_path, "hardware", "compute = 0.848", 'rate = "fp4"\ncompute = 0.848')
+    path = edited(tmp_path, "hardware", "[efficiency.gemm_bf16]\n", '[efficiency.gemm_bf16]\nrate = "fp4"\n')
     refused(use(run_cli, "hardware", path), f'{path}: efficiency.gemm_bf16.rate is "fp4"', "['bf16', 'fp8'] is wanted")
 
 
@@ -204,6 +222,23 @@ def test_shapes_that_do_not_add_up_to_the_published_weights_are_refused(
     run_cli: RunCli, tmp_path: Path, old: str, new: str
 ) -> None:
     refused(use(run_cli, "model", edited(tmp_path, "model", old, new)), "text_weights", " GB was given", "is wanted")
+
+
+@pytest.mark.parametrize(
+    ("base", "given_", "wanted"),
+    [
+        ('"rtx-pro-600"', "'rtx-pro-600' was given", "the name of a hardware profile: "),
+        ("8", "8 was given", "the name of a hardware profile: "),
+        ('"kimi-k2.6"', "'kimi-k2.6' was given", "the name of a hardware profile: "),
+        ('"rtx-pro-6000-x8-tuned"', "which extends another was given", "a profile that stands for itself"),
+    ],
+)
+def test_a_profile_extends_one_that_stands_for_itself(
+    run_cli: RunCli, tmp_path: Path, base: str, given_: str, wanted: str
+) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'schema_version = 1\nextends = {base}\nname = "own"\n', encoding="utf-8")
+    refused(use(run_cli, "hardware", path), f"{path}: extends: ", given_, wanted)
 
 
 # --- files that are none
@@ -294,7 +329,7 @@ def test_a_far_off_profile_name_is_answered_with_all_names(run_cli: RunCli, flag
 
 
 def test_showing_an_unknown_profile_is_answered_with_all_names(run_cli: RunCli) -> None:
-    refused(run_cli("profiles", "show", "zzz"), "'zzz' was given", "kimi-k2.6, rtx-pro-6000-x8")
+    refused(run_cli("profiles", "show", "zzz"), "'zzz' was given", "kimi-k2.6, ", "rtx-pro-6000-x8, ")
 
 
 # --- properties of the readers
@@ -422,6 +457,9 @@ def test_any_value_at_any_place_of_a_profile_is_accepted_or_a_profile_error(
         ("--mem-fraction-static 1.5", "1.5", "a number between 0 and 1"),
         ("--mem-fraction-static -0.5", "-0.5", "a number between 0 and 1"),
         ("--mem-fraction-static nan", "nan", "a number between 0 and 1"),
+        ("--gpu-memory-utilization 0", "0.0", "a number above 0 and at most 1"),
+        ("--gpu-memory-utilization 1.5", "1.5", "a number above 0 and at most 1"),
+        ("--gpu-memory-utilization nan", "nan", "a number above 0 and at most 1"),
         ("--chunked-prefill-size 0", "0", "a whole number from 16 to 10,000,000"),
         ("--chunked-prefill-size -1", "-1", "a whole number from 16 to 10,000,000"),
         ("--pp-max-micro-batch-size 0", "0", "a whole number from 1 to 1,000,000"),
@@ -461,7 +499,9 @@ def test_a_flag_that_counts_takes_whole_numbers_only(run_cli: RunCli, flag: str,
     refused(run_cli("predict", flag, value), f"'{flag}'", "valid integer")
 
 
-@pytest.mark.parametrize("flag", ["--request-rate", "--random-range-ratio", "--mem-fraction-static"])
+@pytest.mark.parametrize(
+    "flag", ["--request-rate", "--random-range-ratio", "--mem-fraction-static", "--gpu-memory-utilization"]
+)
 def test_a_flag_that_measures_takes_numbers_only(run_cli: RunCli, flag: str) -> None:
     refused(run_cli("predict", flag, "half"), f"'{flag}'", "valid number")
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipesim.cost.memory import kv_bytes_per_token, model_bytes, rank_memory, weight_bytes
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
-from pipesim.engines import ENGINES
+from pipesim.engines import ENGINES, vllm
 from pipesim.engines.base import settle
 from pipesim.engines.sglang import (
     captured_sizes,
@@ -51,7 +51,8 @@ def deployment(
     model: ModelProfile = KIMI,
     box: HardwareProfile = BOX,
 ) -> Deployment:
-    return settle(model, box, ParallelPlan(tp, pp, layers), settings or EngineSettings(), ENGINES["sglang"])
+    settings = settings or EngineSettings()
+    return settle(model, box, ParallelPlan(tp, pp, layers), settings, ENGINES[settings.name])
 
 
 def stored(section: Section, kinds: set[str] | None = None) -> float:
@@ -71,6 +72,19 @@ def test_weights_per_gpu_are_the_published_ones(tp: int, pp: int) -> None:
     split = deployment(tp, pp)
     gibibytes = [weight_bytes(split, stage) / GIB for stage in range(pp)]
     assert gibibytes == pytest.approx(PUBLISHED_GIB[tp, pp], rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "published"),
+    [
+        (4, 2, [70.06, 69.81]),
+        (2, 4, [65.75, 68.76, 73.35, 69.86]),
+        (1, 8, [57.92, 63.94, *[73.08] * 5, 66.13]),
+    ],
+)
+def test_the_stages_of_vllm_take_the_published_weights(tp: int, pp: int, published: list[float]) -> None:
+    split = deployment(tp, pp, EngineSettings(name="vllm"))
+    assert [weight_bytes(split, stage) / GIB for stage in range(pp)] == pytest.approx(published, rel=0.001)
 
 
 def test_the_whole_model_is_the_published_checkpoint() -> None:
@@ -171,6 +185,22 @@ def test_every_rank_loads_the_vision_tower_and_its_absorbed_copies(tp: int, pp: 
 def test_sglang_splits_61_layers_as_it_does(stages: int, layers: tuple[int, ...]) -> None:
     assert layer_partition(61, stages) == layers
     assert deployment(1, stages, box=WALL).layers == layers
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers"),
+    [
+        (2, (31, 30)),
+        (3, (20, 21, 20)),
+        (4, (15, 15, 16, 15)),
+        (5, (12, 12, 12, 13, 12)),
+        (6, (10, 10, 10, 10, 11, 10)),
+        (7, (8, 9, 9, 9, 9, 9, 8)),
+        (8, (7, 7, 8, 8, 8, 8, 8, 7)),
+    ],
+)
+def test_vllm_splits_61_layers_as_it_does(stages: int, layers: tuple[int, ...]) -> None:
+    assert vllm.layer_partition(61, stages) == layers
 
 
 @given(st.data(), st.integers(1, 200))

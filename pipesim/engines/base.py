@@ -117,6 +117,8 @@ class Engine:
     """Most prompt tokens of one launch."""
     decode_batch: Callable[[Deployment, int, int], Batch]
     """(deployment, requests, tokens they hold in all) → their decode step."""
+    slots_are_flags: bool
+    """Whether a slot cap and an async depth are flags of the engine."""
     absorbs_context: bool
     """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]

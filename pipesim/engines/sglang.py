@@ -175,6 +175,7 @@ ENGINE = Engine(
     policy=SglangPolicy,
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
+    slots_are_flags=True,
     absorbs_context=SglangPolicy.absorbs_context,
     decode_slots=decode_slots,
 )

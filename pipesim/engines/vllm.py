@@ -118,6 +118,7 @@ ENGINE = Engine(
     policy=VllmPolicy,
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
+    slots_are_flags=False,
     absorbs_context=VllmPolicy.absorbs_context,
     decode_slots=decode_slots,
 )

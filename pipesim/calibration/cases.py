@@ -1,0 +1,277 @@
+"""From measured kernels to the work that pipesim prices: what is fitted is what is priced."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
+from pipesim.cost.experts import activation_bytes, counted_expert_work
+from pipesim.importers import STACKS
+from pipesim.importers import kernel_tables as kernels
+from pipesim.importers.kernel_tables import AbsorbRow, GemmRow, LatentRow, MoeRow, Table
+from pipesim.ops import Experts, LatentDecode, Work
+from pipesim.profiles.hardware import Efficiency, Gpu
+from pipesim.profiles.model import STORAGE_BYTES
+
+Array = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
+"""MLA dimensions of DeepSeek-V3 and of the Kimi K2 family, which the tables are measured at."""
+HEADS = (8, 16, 32, 64)
+"""Heads on a rank of the decode rows used."""
+SHORTEST, LONGEST = 512, 131072
+"""KV lengths of the decode rows used."""
+BLANK = Efficiency.model_validate({"compute": 1.0, "memory": 1.0, "floor": "0 s", "fit_error": 0.0, "source": ""})
+"""An entry to fill in."""
+TOKEN_BANDS = (1, 32, 128, 512, 2048)
+LENGTH_BANDS = (1, 512, 2048, 8192, 32768)
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Measured kernels of one class: their work, and the constants of their form that are not fitted."""
+
+    kernel: str
+    """Key of the hardware profile's efficiency table, "@" and the stack behind it where it is not the default."""
+    table: Table
+    rows: str
+    """Which rows of the table, for a person."""
+    flops: Array
+    bytes: Array
+    serial_bytes: Array
+    """Traffic that overlaps with nothing [B]."""
+    split_tokens: Array
+    seconds: Array
+    sizes: Array
+    """Rows or tokens of a call; KV tokens of a request for attention: what is left out together."""
+    bands: tuple[int, ...]
+    form: dict[str, float] = field(default_factory=dict)
+    """Fixed fields of Efficiency: weight_reread, the split rule."""
+    rate: str = "bf16"
+    known_floor: float | None = None
+    """The floor [s] where it is not fitted."""
+    ceiling: float = 1.0
+    """Largest memory efficiency."""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+def make_cases(
+    kernel: str,
+    table: Table,
+    rows: str,
+    works: Sequence[Work],
+    measured: Sequence[tuple[float, float]],
+    bands: tuple[int, ...],
+) -> Cases:
+    """Returns cases of plain roofline kernels; `measured` holds (size, seconds) of each."""
+    work = np.array(works, dtype=np.float64).reshape(-1, 2)
+    size, seconds = np.array(measured, dtype=np.float64).reshape(-1, 2).T
+    none = np.zeros(len(works))
+    return Cases(kernel, table, rows, work[:, 0], work[:, 1], none, none, seconds, size, bands)
+
+
+def gemm_cases(system: str, storage: str, dtypes: Sequence[str]) -> list[Cases]:
+    """Returns GEMMs with weights colder than the L2 cache, in the first of the number formats that is measured."""
+    table = kernels.find_table(system, "gemm", "gemm", STACKS[:1])
+    found: Sequence[GemmRow] = ()
+    for dtype in dtypes:
+        found = found or (kernels.read_gemm(table.path, dtype) if table else ())
+    warm, element = kernels.warm_bytes(system), STORAGE_BYTES[storage]
+    rows = [row for row in found if element * row.n * row.k > warm and row.m <= 8192]
+    if table is None or not rows:
+        return []
+    works = [Work(2.0 * row.m * row.n * row.k, element * row.n * row.k + 2.0 * row.m * (row.n + row.k)) for row in rows]
+    text = f"{storage}, weights above {warm / 1e6:.0f} MB (colder than L2), m 1 to 8192"
+    cases = make_cases(f"gemm_{storage}", table, text, works, [(row.m, row.seconds) for row in rows], TOKEN_BANDS)
+    return [replace(cases, rate=_rate(storage))]
+
+
+def expert_cases(system: str, storage: str, stack: str) -> list[Cases]:
+    """Returns routed experts that read more than the L2 cache: with weights read once, and again per row block."""
+    table = kernels.find_table(system, "moe", "moe", [stack])
+    dtype, wanted, text = MOE_ROWS[storage]
+    l2 = kernels.l2_bytes(system)
+    rows = []
+    for row in kernels.read_moe(table.path, dtype) if table else ():
+        op = experts_op(row, storage)
+        if wanted(row) and op.weights_per_expert * op.bytes_per_weight * np.count_nonzero(collector_rows(row)) > l2:
+            rows.append((row, op))
+    if table is None or not rows:
+        return []
+    kernel = f"moe_{storage}" if stack == STACKS[0] else f"moe_{storage}@{stack}"
+    text = f"{storage}, {text}, TP 1 to 8, three routings, weights read above {l2 / 2**20:.0f} MiB"
+    candidates = []
+    for reread in (0.0, 1.0):
+        works = [counted_expert_work(op, collector_rows(row), reread) for row, op in rows]
+        cases = make_cases(kernel, table, text, works, [(row.tokens, row.seconds) for row, _ in rows], TOKEN_BANDS)
+        serial = np.array([activation_bytes(op) for _, op in rows])
+        candidates.append(replace(cases, serial_bytes=serial, form={"weight_reread": reread}, rate=_rate(storage)))
+    return candidates
+
+
+def decode_cases(system: str, gpu: Gpu, ceiling: float) -> list[Cases]:
+    """Returns decode attention kernels of the default stack, or the first that timed the kernel alone."""
+    table = kernels.find_table(system, "mla", "generation_mla", (STACKS[0], STACKS[2]))
+    rows = kernels.read_latent(table.path) if table else ()
+    chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST]
+    if table is None or not chosen:
+        return []
+    text = f"BF16 KV of {SHORTEST} to {LONGEST} tokens, {HEADS[0]} to {HEADS[-1]} heads"
+    return [
+        replace(latent_cases("mla_decode", table, text, chosen, gpu, form), ceiling=ceiling) for form in SPLIT_RULES
+    ]
+
+
+def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling: float) -> list[Cases]:
+    """Returns decode attention inside whole blocks: the block's time less that at the shortest KV, plus a floor [s]."""
+    table = kernels.find_table(system, "mla", "mla_generation_module", [stack])
+    rows = kernels.read_latent(table.path) if table else ()
+    base: dict[tuple[int, int], LatentRow] = {}
+    for row in sorted(rows, key=lambda row: -row.kv_tokens):
+        base[row.heads, row.requests] = row
+    chosen = []
+    for row in rows:
+        shortest = base[row.heads, row.requests]
+        extra = row.seconds - shortest.seconds
+        inside = row.heads in HEADS and row.requests <= 256 and SHORTEST <= row.kv_tokens <= LONGEST + 1
+        if inside and shortest.kv_tokens <= 4 and extra > 0:
+            chosen.append(row._replace(seconds=extra + floor))
+    if table is None or not chosen:
+        return []
+    text = f"whole blocks with BF16 KV of {SHORTEST} to {LONGEST} tokens less those of 3 tokens, 1 to 256 requests"
+    kernel = f"mla_decode@{stack}"
+    return [
+        replace(latent_cases(kernel, table, text, chosen, gpu, form), ceiling=ceiling, known_floor=floor)
+        for form in SPLIT_RULES
+    ]
+
+
+def prefill_cases(system: str) -> list[Cases]:
+    """Returns prefill attention kernels without a prefix, from 128 tokens."""
+    table = kernels.find_table(system, "mla", "context_mla", (STACKS[0], STACKS[2]))
+    rows = [row for row in (kernels.read_latent(table.path) if table else ()) if row.new_tokens >= 128]
+    rows = [row for row in rows if row.heads in HEADS]
+    if table is None or not rows:
+        return []
+    per_pair, per_token = 2.0 * (NOPE + ROPE + VALUE), 2.0 * (2 * (NOPE + ROPE) + 2 * VALUE)
+    works = [
+        Work(
+            per_pair * row.heads * row.requests * row.new_tokens * (row.new_tokens + 1) / 2,
+            per_token * row.heads * row.requests * row.new_tokens,
+        )
+        for row in rows
+    ]
+    text = f"prompts of 128 tokens and more, {HEADS[0]} to {HEADS[-1]} heads"
+    measured = [(row.new_tokens, row.seconds) for row in rows]
+    return [make_cases("mla_prefill", table, text, works, measured, LENGTH_BANDS)]
+
+
+def absorb_cases(system: str) -> list[Cases]:
+    """Returns the two products of absorbed attention, most of them warm in the L2 cache."""
+    table = kernels.find_table(system, "mla_bmm", "mla_bmm", (STACKS[0], STACKS[2]))
+    rows = kernels.read_absorb(table.path) if table else ()
+    if table is None or not rows:
+        return []
+    cases = make_cases(
+        "mla_absorb",
+        table,
+        "both products",
+        [absorb_work(row) for row in rows],
+        [(row.tokens, row.seconds) for row in rows],
+        TOKEN_BANDS,
+    )
+    return [replace(cases, ceiling=4.0)]
+
+
+def absorb_work(row: AbsorbRow) -> Work:
+    """Returns the work of one product as pipesim prices it: weights, and no activations."""
+    weights = float(row.heads * LATENT * NOPE)
+    return Work(2.0 * row.tokens * weights, 2.0 * weights)
+
+
+def experts_op(row: MoeRow, storage: str) -> Experts:
+    """Returns a measured row as the operation that pipesim prices."""
+    columns = row.intermediate / row.tp
+    return Experts(
+        name="routed_experts",
+        kernel=f"moe_{storage}",
+        tokens=row.tokens,
+        padding_tokens=0,
+        experts=row.experts,
+        top_k=row.top_k,
+        routing_skew=0.0,
+        weights_per_expert=3.0 * row.hidden * columns,
+        bytes_per_weight=STORAGE_BYTES[storage],
+        bytes_per_token=2.0 * row.hidden + row.top_k * (6.0 * row.hidden + 12.0 * columns),
+        launches=6,
+    )
+
+
+def latent_op(row: LatentRow) -> LatentDecode:
+    """Returns a measured row as the operation that pipesim prices."""
+    return LatentDecode(row.requests, row.kv_tokens, row.heads, LATENT, ROPE, row.element_bytes)
+
+
+def collector_rows(row: MoeRow) -> tuple[int, ...]:
+    """Returns the rows of every expert as the collector of the tables deals them out."""
+    return _dealt(row.tokens * row.top_k, 0.8 * row.tokens, row.experts, row.power)
+
+
+@lru_cache(maxsize=4096)
+def _dealt(rows: int, most: float, experts: int, power: float | None) -> tuple[int, ...]:
+    """Evenly, or by the quantiles of a load density x^-power; what rounding leaves goes to the smallest loads."""
+    if power is None:
+        return tuple(rows // experts + (expert < rows % experts) for expert in range(experts))
+    low, high = (1.0, most) if rows > experts else (0.01, 2.0)
+    exponent = 1.0 - power
+    quantiles = (np.arange(experts) + 0.5) / experts
+    loads = ((high**exponent - low**exponent) * quantiles + low**exponent) ** (1.0 / exponent)
+    dealt = np.round(loads / loads.sum() * rows).astype(int)
+    expert, left = 0, rows - int(dealt.sum())
+    while left:
+        if left > 0 or dealt[expert]:
+            dealt[expert] += 1 if left > 0 else -1
+            left -= 1 if left > 0 else -1
+        expert = (expert + 1) % experts
+    return tuple(int(count) for count in dealt)
+
+
+def latent_cases(
+    kernel: str, table: Table, rows: str, chosen: Sequence[LatentRow], gpu: Gpu, form: dict[str, float]
+) -> Cases:
+    """Returns decode attention with one rule of dividing heads and KV."""
+    rule = BLANK.model_copy(update=form)
+    ops = [latent_op(row) for row in chosen]
+    works = [latent_decode_work(op, gpu.multiprocessors, rule.head_block) for op in ops]
+    cases = make_cases(kernel, table, rows, works, [(row.kv_tokens, row.seconds) for row in chosen], LENGTH_BANDS)
+    serial = np.array([partial_result_bytes(op, rule) for op in ops])
+    return replace(cases, serial_bytes=serial, split_tokens=np.array([split_tokens(op, rule) for op in ops]), form=form)
+
+
+def _rate(storage: str) -> str:
+    return "fp8" if storage == "fp8" else "bf16"
+
+
+MOE_ROWS: dict[str, tuple[str, Callable[[MoeRow], bool], str]] = {
+    "int4-g32": ("int4_wo", lambda row: row.tp <= 8 and row.hidden == 7168, "256 or 384 experts top-8 of 7168 x 2048"),
+    "fp8": (
+        "fp8_block",
+        lambda row: row.tp <= 8 and (row.hidden, row.intermediate) == (7168, 2048),
+        "256 or 384 experts top-8 of 7168 x 2048",
+    ),
+    "bf16": ("bfloat16", lambda row: row.tp <= 8 and row.experts >= 128 and row.hidden >= 2048, "128 experts and more"),
+}
+ANY_LENGTH = 2**20
+SPLIT_RULES: tuple[dict[str, float], ...] = (
+    {"head_block": 16, "kv_splits": 8, "longest_split": 1024, "most_splits": 0, "split_overlap": 1.0},
+    {"head_block": 16, "kv_splits": 1, "longest_split": 512, "most_splits": 64, "split_overlap": 0.0},
+    {"head_block": 16, "kv_splits": 1, "longest_split": 512, "most_splits": 64, "split_overlap": 1.0},
+    {"head_block": 64, "kv_splits": 1, "longest_split": 512, "most_splits": 64, "split_overlap": 0.0},
+    {"head_block": 64, "kv_splits": 1, "longest_split": ANY_LENGTH, "most_splits": 0, "split_overlap": 0.0},
+)
+"""How kernels are seen to divide heads and KV; the rule that fits best is taken. The first is SGLang's Triton kernel,
+the second vLLM's; those of Hopper and Blackwell data centre GPUs take 64 heads at once and balance their own splits."""

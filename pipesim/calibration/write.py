@@ -1,0 +1,275 @@
+"""Fitted constants into a hardware profile: comments kept, all of it or nothing."""
+
+import difflib
+import os
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipesim.calibration.curves import CurveFit
+from pipesim.calibration.fit import KernelFit
+from pipesim.errors import ProfileError
+from pipesim.importers import STACKS
+from pipesim.importers.kernel_tables import PACKAGE, Table, extra, package_version
+from pipesim.profiles.hardware import CollectiveCurve, Efficiency, HardwareProfile
+from pipesim.profiles.store import read_toml, validated
+from pipesim.units import format_quantity
+
+Fit = KernelFit | CurveFit
+OPTIONAL = ("weight_reread", "head_block", "kv_splits", "longest_split", "most_splits", "split_overlap")
+"""Fields of Efficiency that are left out where they have their default."""
+
+
+def write_launch_time(path: Path, seconds: float) -> None:
+    """Puts the host's time per eagerly launched kernel [s] into a hardware profile, atomically. Raises ProfileError."""
+    _replace_text(path, _with_launch_time(path, seconds))
+
+
+def launch_time_difference(path: Path, seconds: float) -> str:
+    """Returns the unified diff that `write_launch_time` would make. Raises ProfileError."""
+    return _unified(path, _with_launch_time(path, seconds))
+
+
+def write_profile(path: Path, fits: Sequence[Fit]) -> None:
+    """Puts the fitted constants and their sources into a hardware profile; a failure leaves the file as it was.
+
+    Raises:
+        ProfileError: when the file cannot be read or written, or would not be a valid profile with these constants.
+    """
+    _replace_text(path, _updated(path, fits))
+
+
+def _replace_text(path: Path, text: str) -> None:
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".tmp")
+    except OSError as error:
+        raise ProfileError(path.parent, "", error.strerror or "no way to write", "a folder to write into") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(path.stat().st_mode)
+        os.replace(name, path)  # noqa: PTH105 - the call is the point
+    except OSError as error:
+        raise ProfileError(path, "", error.strerror or "no way to write", "a file that can be written") from None
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def difference(path: Path, fits: Sequence[Fit]) -> str:
+    """Returns the unified diff that `write_profile` would make, empty where nothing changes. Raises ProfileError."""
+    return _unified(path, _updated(path, fits))
+
+
+def _unified(path: Path, new: str) -> str:
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return "".join(
+        difflib.unified_diff(old.splitlines(True), new.splitlines(True), path.name, f"{path.name} (calibrated)")
+    )
+
+
+def source_text(fit: Fit) -> str:
+    """Returns what a profile says of the origin of a fit: package, version, system, op, stack, rows and errors."""
+    errors = fit.errors
+    table: Table | None = fit.cases.table if isinstance(fit, KernelFit) else fit.table
+    rows = f"{fit.cases.rows}, {len(fit.cases)} rows" if isinstance(fit, KernelFit) else f"{fit.points} sizes"
+    note = f"; {fit.note}" if isinstance(fit, KernelFit) and fit.note else ""
+    origin = f"{PACKAGE} {package_version()}, {table}" if table else fit.origin if isinstance(fit, CurveFit) else ""
+    return (
+        f"{origin}: {rows}; mean error {_percent(errors.mean)}, on every second size "
+        f"left out {_percent(errors.held_out)}, on each size left out {_percent(errors.one_out)}{note}"
+    )
+
+
+def source_key(fit: Fit) -> str:
+    """Returns the row of [sources] that a fit fills; the curves of one table share it."""
+    if isinstance(fit, KernelFit):
+        return f"kernels-{fit.name.replace('@', '-')}"
+    return f"collectives-{fit.table.stack if fit.table else 'nccl-tests'}"
+
+
+def _with_launch_time(path: Path, seconds: float) -> str:
+    tomlkit = extra("tomlkit")
+    validated(HardwareProfile, read_toml(path), path)
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    document["host"]["eager_launch"] = f"{seconds * 1e6:.3g} us"
+    new = str(tomlkit.dumps(document))
+    validated(HardwareProfile, tomllib.loads(new), path)
+    return new
+
+
+def _updated(path: Path, fits: Sequence[Fit]) -> str:
+    tomlkit = extra("tomlkit")
+    before = validated(HardwareProfile, read_toml(path), path)
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    efficiency = document.setdefault("efficiency", tomlkit.table(True))
+    kernels = [fit for fit in fits if isinstance(fit, KernelFit)]
+    keys = {fit.name: _own_key(before, fit) for fit in kernels}
+    for kernel in kernels:
+        _update(tomlkit, _child(tomlkit, efficiency, kernel.name), _efficiency_entries(kernel, keys[kernel.name]))
+    curves = [
+        fit
+        for fit in fits
+        if isinstance(fit, CurveFit) and not _host_measured(before, fit.curve, own=fit.table is None)
+    ]
+    for fit in curves:
+        _update(tomlkit, _curve_table(tomlkit, document, fit.curve), _curve_entries(fit.curve, source_key(fit)))
+    sources = document.setdefault("sources", tomlkit.table(True))
+    texts = {keys[fit.name]: source_text(fit) for fit in kernels} | _curve_texts(curves)
+    for key, text in texts.items():
+        _update(tomlkit, _child(tomlkit, sources, key), {"basis": "fitted", "text": text})
+    engines = {fit.cases.table.stack: fit.cases.table.version for fit in kernels}
+    versions = _child(tomlkit, document, "measured_with")
+    _update(tomlkit, versions, {stack: engines[stack] for stack in STACKS[:2] if stack in engines})
+    used = set(_sources_used(document))
+    for key in [key for key in sources if key not in used]:
+        sources.remove(key)
+    new = str(tomlkit.dumps(document)).rstrip("\n") + "\n"
+    validated(HardwareProfile, tomllib.loads(new), path)
+    return new
+
+
+def _host_measured(profile: HardwareProfile, curve: CollectiveCurve, own: bool) -> bool:
+    """Whether the profile has curves of this collective over so many ranks that come from the box, not from tables.
+
+    A curve that is the box's own goes before any.
+    """
+    same = [entry for entry in profile.collectives if (entry.op, entry.ranks) == (curve.op, curve.ranks)]
+    return not own and any(not profile.sources[entry.source].text.startswith("aiconfigurator") for entry in same)
+
+
+def _child(tomlkit: Any, parent: Any, key: str) -> Any:
+    """Returns the table of a key; a new one takes over the comments that follow its predecessor."""
+    if key not in parent:
+        last = parent[list(parent)[-1]] if len(parent) else None
+        tail = _cut_tail(last) if last is not None else []
+        parent[key] = tomlkit.table()
+        parent[key].value.body.extend(tail)
+    return parent[key]
+
+
+def _curve_table(tomlkit: Any, document: Any, curve: CollectiveCurve) -> Any:
+    entries = document.setdefault("collectives", tomlkit.aot())
+    key = (curve.op, curve.ranks, curve.launch, curve.implementation)
+    for entry in entries:
+        if (entry["op"], entry["ranks"], entry["launch"], entry["implementation"]) == key:
+            return entry
+    last = entries[-1] if len(entries) else None
+    tail = _cut_tail(last) if last is not None else []
+    if last is not None:
+        last.value.body.append((None, tomlkit.nl()))
+    entries.append(tomlkit.table())
+    entries[-1].value.body.extend(tail)
+    return entries[-1]
+
+
+def _cut_tail(table: Any) -> list[Any]:
+    """Takes the blank lines and comments behind a table's last key, which belong to what follows it."""
+    body: list[Any] = table.value.body
+    tail: list[Any] = []
+    while body and body[-1][0] is None:
+        tail.insert(0, body.pop())
+    return tail
+
+
+def _update(tomlkit: Any, table: Any, entries: Mapping[str, object]) -> None:
+    """Sets changed entries only, so that comments behind the others stay; None removes one."""
+    tail = _cut_tail(table)
+    for key, value in entries.items():
+        if value is None:
+            if key in table:
+                table.remove(key)
+        elif key not in table or table[key] != value:
+            table[key] = _inline(tomlkit, value)
+    table.value.body.extend(tail)
+
+
+def _inline(tomlkit: Any, value: object) -> object:
+    if isinstance(value, Mapping):
+        inline = tomlkit.inline_table()
+        inline.update(value)
+        return inline
+    if isinstance(value, list):
+        array = tomlkit.array()
+        array.extend(_inline(tomlkit, item) for item in value)
+        return array
+    return value
+
+
+def _efficiency_entries(fit: KernelFit, source: str) -> dict[str, object]:
+    entry = fit.efficiency(source)
+    optional = {name: getattr(entry, name) for name in OPTIONAL}
+    return {
+        "rate": entry.rate if entry.rate != "bf16" else None,
+        "compute": entry.compute,
+        "memory": entry.memory,
+        "overlap": entry.overlap,
+        "floor": format_quantity(entry.floor, "s"),
+        "split_token": format_quantity(entry.split_token, "s") if entry.split_token else None,
+        **{name: None if value == Efficiency.model_fields[name].default else value for name, value in optional.items()},
+        "measured_seconds": [format_quantity(value, "s") for value in entry.measured_seconds or ()],
+        "fit_error": entry.fit_error,
+        "log_std": entry.log_std,
+        "source": source,
+    }
+
+
+def _curve_entries(curve: CollectiveCurve, source: str) -> dict[str, object]:
+    return {
+        "op": curve.op,
+        "ranks": curve.ranks,
+        "launch": curve.launch,
+        "implementation": curve.implementation,
+        "shape": curve.shape,
+        "lines": [
+            {"latency": format_quantity(line.latency, "s"), "bandwidth": format_quantity(line.bandwidth, "B/s")}
+            for line in curve.lines
+        ],
+        "measured_bytes": [format_quantity(size, "B") for size in curve.measured_bytes],
+        "fit_error": curve.fit_error,
+        "log_std": curve.log_std,
+        "source": source,
+    }
+
+
+def _own_key(profile: HardwareProfile, fit: KernelFit) -> str:
+    """Returns the row of [sources] that an entry has for itself already, or a new one."""
+    entry = profile.efficiency.get(fit.name)
+    users = [other for other in profile.efficiency.values() if entry and other.source == entry.source]
+    tabled = entry is not None and profile.sources[entry.source].text.startswith("aiconfigurator")
+    return entry.source if entry is not None and tabled and len(users) == 1 else source_key(fit)
+
+
+def _curve_texts(curves: Sequence[CurveFit]) -> dict[str, str]:
+    texts = {}
+    for key in {source_key(fit): None for fit in curves}:
+        same = [fit for fit in curves if source_key(fit) == key]
+        errors = ", ".join(f"{fit.name} {_percent(fit.errors.held_out)}" for fit in same)
+        if same[0].table is None:
+            origin = "; ".join(sorted({fit.origin for fit in same}))
+        else:
+            table, points = same[0].table, same[0].points
+            origin = (
+                f"{PACKAGE} {package_version()}, {table}: {points} sizes per curve, message_size in elements of 2 B"
+            )
+        texts[key] = f"{origin}; error on every second size left out: {errors}"
+    return texts
+
+
+def _sources_used(node: object) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "source" and isinstance(value, str):
+                yield str(value)
+            else:
+                yield from _sources_used(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _sources_used(value)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
