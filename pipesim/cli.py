@@ -19,7 +19,7 @@ from pipesim.simulation import Detail
 from pipesim.validate import SEEDS, validate
 from pipesim.whatif import explain
 
-DEFAULT_SEEDS = 5
+DEFAULT_SEEDS = 4
 
 app = typer.Typer(
     help="Which parallelism split should serve this language model on these GPUs, and why?",

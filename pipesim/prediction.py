@@ -199,24 +199,35 @@ class Predictor:
         held = requests * (workload.context_len + workload.input_len + workload.output_len // 2)
         return self.engine.decode_batch(self.deployment, requests, held)
 
+    def mid_prefill(self, workload: Workload) -> tuple[PrefillChunk, int]:
+        """Returns one prefill launch of one slot, and how many of them a generation of its requests takes."""
+        _, requests = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
+        prompt = requests * workload.input_len
+        launches = max(1, -(-prompt // self.engine.prefill_budget(self.deployment)))
+        tokens, finished = -(-prompt // launches), -(-requests // launches)
+        attended = tokens * workload.context_len + tokens * (workload.input_len + 1) // 2
+        context = finished * workload.context_len
+        absorbed = self.engine.absorbs_context and context > 0
+        return PrefillChunk(tokens, finished, attended, finished, context, absorbed), launches
+
+    def constants(self, workload: Workload) -> set[str]:
+        """Returns the names of the constants that price a load, the host's and the links' among them."""
+        batches = (self.mid_decode(workload), self.mid_prefill(workload)[0])
+        stages = range(self.deployment.plan.pp)
+        used = {op.op.constant for batch in batches for stage in stages for op in self.price.operations(batch, stage)}
+        return used | {"launch", "scheduler", "send_recv"}
+
     def steady_state(self, workload: Workload) -> SteadyState:
         """Returns the closed form of a load."""
         policy = self.engine.policy(self.deployment, self.kv_capacity_tokens)
-        slots = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
-        prompt = slots[1] * workload.input_len
-        launches = max(1, -(-prompt // self.engine.prefill_budget(self.deployment)))
-        tokens = -(-prompt // launches)
-        attended = tokens * workload.context_len + tokens * (workload.input_len + 1) // 2
-        finished = -(-slots[1] // launches)
-        context = finished * workload.context_len
-        absorbed = self.engine.absorbs_context and context > 0
+        prefill, launches = self.mid_prefill(workload)
         return steady_state(
             self.price,
             workload,
             policy.loop,
-            slots,
+            self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens),
             self.mid_decode(workload),
-            PrefillChunk(tokens, finished, attended, finished, context, absorbed),
+            prefill,
             launches,
             self.price.idle_turn,
         )

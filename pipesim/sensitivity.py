@@ -90,9 +90,9 @@ class Confidence:
     def sensitivities(self) -> tuple[Sensitivity, ...]:
         """Every group of constants, by the closed form, each moved one standard deviation both ways; largest first."""
         deployment, workload = self.prediction.deployment, self.prediction.workload
-        found = []
+        found, used = [], Predictor(deployment).constants(workload)
         for constant, std in log_stds(deployment.hardware).items():
-            if not std:
+            if not std or constant not in used:
                 continue
             low, high = (_steady(deployment, workload, {constant: math.exp(sign * std)}) for sign in (-1, 1))
             throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, std)

@@ -111,51 +111,47 @@ class _Run:
 
     def loop(self) -> Process:
         """The engine's scheduler: walks the slots for ever, one turn each (SGLang `event_loop_pp` and its kin)."""
-        shape, policy = self._policy.loop, self._policy
+        shape, policy, pipeline, environment = self._policy.loop, self._policy, self._pipeline, self._environment
         turn = 0
         while self._unfinished:
             if policy.idle:
                 yield self._arrived
+            begin = self._now
             micro_batch = policy.form(turn % shape.slots)
             result = self._recent[0] if self._recent else None
-            if micro_batch is None:
-                launched, now = None, self._now + self._idle_turn
-            else:
-                launched, now = yield from self._launch(micro_batch, result if shape.receive_before_launch else None)
+            launched, now = None, begin + self._idle_turn
+            if micro_batch is not None:
+                price = self._price(micro_batch.batch)
+                now = begin + price.schedule
+                if shape.receive_before_launch and result:
+                    if (pending := pipeline.pending(result.passage)) is not None:
+                        yield pending
+                    now = max(now, result.passage.result)
+                launched = self._launch(micro_batch, price, now)
+                now += price.launch
                 if not shape.send_after_processing:
-                    self._pipeline.release(launched.passage, 0)
+                    pipeline.release(launched.passage, 0)
             self._recent.append(launched)
             ended: list[Request] = []
             if result := launched if shape.result_lag == 0 else result:
-                now = yield from self._receive(result, now)
-                now += result.passage.price.process
+                if (pending := pipeline.pending(result.passage)) is not None:
+                    yield pending
+                now = max(now, result.passage.result) + result.passage.price.process
                 ended = policy.complete(result.micro_batch, now)
             if launched and shape.send_after_processing:
-                self._pipeline.release(launched.passage, now)
-            yield self._environment.timeout(now - self._now)
-            self._send_next(ended)
+                pipeline.release(launched.passage, now)
+            yield environment.timeout(now - self._now)
+            if ended:
+                self._send_next(ended)
             turn += 1
 
-    def _launch(
-        self, micro_batch: MicroBatch, awaited: _Launched | None
-    ) -> Generator[simpy.Event, Any, tuple[_Launched, int]]:
-        """Forms, waits for the result that has to be in, launches; returns the launch and when the host is free."""
-        price = self._price(micro_batch.batch)
-        now = self._now + price.schedule
-        if awaited:
-            now = yield from self._receive(awaited, now)
+    def _launch(self, micro_batch: MicroBatch, price: PassPrice, now: int) -> _Launched:
         slot = micro_batch.slot
         passage = Passage(self.launches.add(micro_batch, price), micro_batch.batch, price, now)
         if self._policy.loop.tokens_stay_on_gpu:
             passage.after, self._last_in_slot[slot] = self._last_in_slot[slot], passage
-        launched = _Launched(passage, micro_batch)
         self._pipeline.launch(passage)
-        return launched, now + price.launch
-
-    def _receive(self, launched: _Launched, now: int) -> Generator[simpy.Event, Any, int]:
-        """Waits for a result; returns when the host has it, given that it is busy until `now`."""
-        yield from self._pipeline.wait(launched.passage)
-        return max(now, launched.passage.result)
+        return _Launched(passage, micro_batch)
 
     def _send(self, request: Request) -> Process:
         yield self._environment.timeout(request.arrival)

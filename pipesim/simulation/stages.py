@@ -60,8 +60,8 @@ class Pipeline(Protocol):
     def release(self, passage: Passage, at: int) -> None:
         """Lets a passage leave the first stage, not before `at`."""
 
-    def wait(self, passage: Passage) -> Process:
-        """Ends when the passage's result time is known; that may be long before it has come."""
+    def pending(self, passage: Passage) -> simpy.Event | None:
+        """Returns what to wait for until the passage's result time is known, or None when it is."""
 
 
 class PassPipeline:
@@ -108,9 +108,9 @@ class PassPipeline:
             record.ends[stage].append(ready)
         passage.result = ready + price.result_return
 
-    def wait(self, passage: Passage) -> Process:
-        """Nothing to wait for: the result time is known from the release on."""
-        yield from ()
+    def pending(self, passage: Passage) -> simpy.Event | None:
+        """Returns None: the result time is known from the release on."""
+        return None
 
 
 def _now(clock: simpy.Environment) -> int:
@@ -138,10 +138,9 @@ class EventPipeline:
         if passage.released is not None:
             self._environment.process(self._release_at(passage.released, at))
 
-    def wait(self, passage: Passage) -> Process:
-        """Waits until the passage's result has come back."""
-        if passage.result < 0 and passage.finished is not None:
-            yield passage.finished
+    def pending(self, passage: Passage) -> simpy.Event | None:
+        """Returns the event of the passage's result, or None once it has come back."""
+        return passage.finished if passage.result < 0 else None
 
     def _release_at(self, released: simpy.Event, at: int) -> Process:
         yield self._environment.timeout(max(0, at - self._environment.now))
@@ -150,8 +149,8 @@ class EventPipeline:
     def _travel(self, passage: Passage) -> Process:
         clock, price, record = self._environment, passage.price, self.record
         yield clock.timeout(passage.launched - clock.now)
-        if passage.after:
-            yield from self.wait(passage.after)
+        if passage.after and (pending := self.pending(passage.after)) is not None:
+            yield pending
         record.arrivals[0].append(_now(clock))
         yield from self._occupy(passage, 0)
         if passage.released is not None:
