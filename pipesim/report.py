@@ -120,7 +120,8 @@ def validate_json(validation: Validation) -> dict[str, Any]:
 
 def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     """Returns the screen that `predict` prints."""
-    low, high = Confidence(prediction).interval("output_tokens_per_s")
+    confidence = Confidence(prediction)
+    low, high = confidence.interval("output_tokens_per_s")
     seeds = prediction.over_seeds("output_tokens_per_s")
     steady = prediction.closed_form
     output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
@@ -135,7 +136,7 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
         f"{'':<13}{'':>9} step {_time(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
         "",
-        *_latencies(prediction),
+        *_latencies(prediction, confidence),
         "",
         f"{'step time':<13}{_time(prediction.mean('step_time_s')):>9}   "
         f"bubble {prediction.mean('bubble_fraction'):.1%}   micro-batches in flight "
@@ -170,10 +171,13 @@ def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
     return [plan, text, *assumed]
 
 
-def _latencies(prediction: Prediction) -> list[str]:
+def _latencies(prediction: Prediction, confidence: Confidence) -> list[str]:
     rows = [("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s")]
-    head = f"{'':<13}{'mean':>9}{'p50':>11}{'p99':>11}"
-    return [head, *(f"{label:<13}{_row(prediction.latency(name))}" for label, name in rows)]
+    lines = [f"{'':<13}{'mean':>9}{'p50':>11}{'p99':>11}    {LEVEL:.0%} interval of the mean"]
+    for label, name in rows:
+        low, high = confidence.interval(name)
+        lines.append(f"{label:<13}{_row(prediction.latency(name))}    {_time(low)} to {_time(high)}")
+    return lines
 
 
 def _row(latency: Latency) -> str:
