@@ -79,6 +79,7 @@ def steady_state(
     prefill: Batch,
     prefill_launches: float,
     idle_turn: int,
+    tokens_per_step: float = 1.0,
 ) -> SteadyState:
     """Returns the steady state of a closed loop whose load spreads evenly.
 
@@ -91,12 +92,13 @@ def steady_state(
         prefill: one prefill launch of one slot.
         prefill_launches: prefill launches that one generation of a slot's requests takes.
         idle_turn: CPU time of a turn over an empty slot [ps].
+        tokens_per_step: mean tokens that a request gains per decode step.
     """
     micro_batches, requests = slots
     decode_price = price(decode)
     cycle = cycle_time(decode_price, micro_batches, loop, idle_turn)
     prefill_cycle = cycle_time(price(prefill), micro_batches, loop, idle_turn)
-    generation = (workload.output_len - 1) * cycle + prefill_launches * prefill_cycle
+    generation = (workload.output_len - 1) / tokens_per_step * cycle + prefill_launches * prefill_cycle
     return SteadyState(
         output_tokens_per_s=micro_batches * requests * workload.output_len / to_seconds(generation),
         step_time_s=to_seconds(cycle),

@@ -61,6 +61,8 @@ class EngineSettings:
     """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
     async_scheduling: bool = True
     """vLLM's."""
+    speculative_acceptance: tuple[float, ...] = ()
+    """Probability that a draft token is accepted when those before it were, by position; empty without a draft."""
     version: str | None = None
     """Version of the engine that runs, if known."""
 
@@ -76,8 +78,24 @@ class EngineSettings:
                 raise UsageError(flag, value, f"a whole number from {low} to {high:,}")
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
+        if not all(0.0 <= acceptance <= 1.0 for acceptance in self.speculative_acceptance):
+            raise UsageError("--speculative-acceptance", self.speculative_acceptance, "numbers from 0 to 1")
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UsageError("--gpu-memory-utilization", self.gpu_memory_utilization, "a number above 0 and at most 1")
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens of one round; 0 without speculation."""
+        return len(self.speculative_acceptance)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean tokens a request gains per decode step: the model's own, and the draft's up to the first refusal."""
+        gained, reached = 1.0, 1.0
+        for acceptance in self.speculative_acceptance:
+            reached *= acceptance
+            gained += reached
+        return gained
 
 
 @dataclass(frozen=True)

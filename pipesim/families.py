@@ -13,7 +13,7 @@ from pipesim.ops import Category, Collective, Compute, Experts, LatentDecode, Si
 from pipesim.profiles.model import STORAGE_BYTES, MlaAttention, ModelProfile
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk
 
-Section = Literal["embedding", "receive", "dense_layer", "expert_layer", "head"]
+Section = Literal["embedding", "receive", "dense_layer", "expert_layer", "head", "draft"]
 
 
 class Tensor(NamedTuple):
@@ -52,7 +52,7 @@ def _deepseek_tensors(model: ModelProfile, section: Section) -> list[Tensor]:
         head = [] if model.tied_embeddings else [Tensor("lm_head", model.vocab_size * hidden, True)]
         return [*head, Tensor("activations", hidden, False)]
     tensors = [*_mla_tensors(model.attention, hidden), Tensor("activations", 2 * hidden, False)]
-    if section == "dense_layer":
+    if section in {"dense_layer", "draft"}:
         return [*tensors, Tensor("dense_mlp", 3 * hidden * model.dense_intermediate, True)]
     expert = 3 * hidden * moe.expert_intermediate
     return [
@@ -76,6 +76,8 @@ def _mla_tensors(attention: MlaAttention, hidden: int) -> list[Tensor]:
 
 
 def _deepseek_operations(model: ModelProfile, section: Section, batch: Batch, tp: int) -> list[StageOp]:
+    if section == "draft":
+        return _draft(model, batch, tp)
     if section == "embedding":
         ops: list[StageOp] = [SmallKernels("embedding", "dense", 2), *_all_reduce(model, batch.tokens, tp)]
     elif section == "head":
@@ -86,6 +88,15 @@ def _deepseek_operations(model: ModelProfile, section: Section, batch: Batch, tp
         ops += _dense_mlp(model, batch, tp) if section == "dense_layer" else _mixture(model, batch, tp)
         ops += _all_reduce(model, batch.tokens, tp)
     return ops
+
+
+def _draft(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
+    """One draft token for every request: a dense layer of the model's width and its head (EAGLE, arXiv:2401.15077)."""
+    if not isinstance(batch, DecodeStep):
+        return []
+    single = batch._replace(queries=1)
+    layer = _deepseek_operations(model, "dense_layer", single, tp)
+    return [*layer, *_deepseek_operations(model, "head", single, tp)]
 
 
 def _gemm(name: str, category: Category, storage: str, m: int, n: float, k: float) -> Compute:
@@ -154,7 +165,7 @@ def _latent_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, hea
     attention, element = model.attention, STORAGE_BYTES[model.precision.kv_cache]
     if isinstance(batch, DecodeStep):
         latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
-        return LatentDecode(batch.requests, batch.kv_tokens, heads, latent, rope, element)
+        return LatentDecode(batch.requests, batch.kv_tokens, heads * batch.queries, latent, rope, element)
     flops = 2.0 * heads * (attention.kv_elements + attention.kv_lora_rank) * batch.attended
     read = batch.attended / batch.tokens * batch.requests
     return Compute("mla_prefill", "attention", "mla_prefill", Work(flops, element * attention.kv_elements * read))

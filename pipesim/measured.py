@@ -37,6 +37,7 @@ class RunEngine(Frozen):
     kv_cache_dtype: KvCacheDtype = "auto"
     gpu_memory_utilization: float | None = None
     async_scheduling: bool = True
+    speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
 
 

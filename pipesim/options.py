@@ -58,6 +58,10 @@ Utilization = Annotated[
 ]
 EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
 Async = Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead.")]
+Acceptance = Annotated[
+    str | None,
+    typer.Option("--speculative-acceptance", help='Acceptance of each draft token, such as "0.7,0.6,0.5".'),
+]
 Eager = Annotated[bool, typer.Option("--enforce-eager", help="The same as --no-cuda-graph, in vLLM's words.")]
 Graph = Annotated[
     bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Captured decode, or kernels launched eagerly.")
@@ -113,6 +117,7 @@ def question(
     gpu_memory_utilization: Utilization = None,
     async_scheduling: Async = True,
     engine_version: EngineVersion = None,
+    speculative_acceptance: Acceptance = None,
     cuda_graph: Graph = True,
     enforce_eager: Eager = False,
     kv_cache_dtype: KvDtype = "auto",
@@ -145,6 +150,7 @@ def question(
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         version=engine_version,
+        speculative_acceptance=_acceptance(speculative_acceptance),
     )
     plan = ParallelPlan(tp, pp, _partition(layer_partition))
     return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, users)))
@@ -172,6 +178,13 @@ def _quantity(flag: str, given: str, unit: str) -> float:
         return parse_quantity(given, unit)
     except ValueError as error:
         raise PipesimError(f"{flag}: {error}") from None
+
+
+def _acceptance(given: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in given.split(",")) if given else ()
+    except ValueError:
+        raise UsageError("--speculative-acceptance", given, 'numbers with commas such as "0.7,0.6,0.5"') from None
 
 
 def _partition(given: str | None) -> tuple[int, ...] | None:

@@ -230,6 +230,7 @@ class Predictor:
             prefill,
             launches,
             self.price.idle_turn,
+            self.deployment.engine.tokens_per_step,
         )
 
     def predict(self, workload: Workload, seeds: int, detail: Detail = "pass", first_seed: int = 0) -> Prediction:

@@ -37,6 +37,7 @@ def stage_sections(deployment: Deployment, stage: int) -> tuple[SectionRun, ...]
         SectionRun("dense_layer", dense),
         SectionRun("expert_layer", deployment.layers[stage] - dense),
         SectionRun("head", int(stage == deployment.plan.pp - 1)),
+        SectionRun("draft", deployment.engine.draft_tokens if stage == deployment.plan.pp - 1 else 0),
     ]
     return tuple(run for run in runs if run.times)
 

@@ -28,31 +28,33 @@ class DecodeStep(NamedTuple):
     kv_tokens: int
     """Mean tokens in the KV cache per request."""
     rows: int
-    """Rows that run: more than `requests` when a captured graph pads them."""
+    """Requests that run: more than `requests` when a captured graph pads them."""
     captured: bool
     """Whether a CUDA graph is replayed; kernels are launched from Python otherwise."""
     padding_routed: bool = True
     """Whether padding rows take experts of their own, or are masked."""
+    queries: int = 1
+    """Tokens that each request brings: one, or a draft to verify and one more."""
 
     @property
     def tokens(self) -> int:
         """Rows of the hidden state."""
-        return self.rows
+        return self.rows * self.queries
 
     @property
     def expert_padding(self) -> int:
         """Padding rows that take experts."""
-        return self.rows - self.requests if self.padding_routed else 0
+        return (self.rows - self.requests) * self.queries if self.padding_routed else 0
 
     @property
     def routed_tokens(self) -> int:
         """Rows with a routing of their own."""
-        return self.requests
+        return self.requests * self.queries
 
     @property
     def sampled(self) -> int:
         """Rows whose next token is sampled."""
-        return self.rows
+        return self.rows * self.queries
 
 
 class PrefillChunk(NamedTuple):
@@ -106,7 +108,7 @@ class MixedStep(NamedTuple):
     @property
     def tokens(self) -> int:
         """Rows of the hidden state."""
-        return self.decode.requests + self.prefill.tokens
+        return self.decode.routed_tokens + self.prefill.tokens
 
     @property
     def expert_padding(self) -> int:
@@ -121,15 +123,15 @@ class MixedStep(NamedTuple):
     @property
     def sampled(self) -> int:
         """Rows whose next token is sampled."""
-        return self.decode.requests + self.prefill.finished
+        return self.decode.routed_tokens + self.prefill.finished
 
 
 Batch = DecodeStep | PrefillChunk | MixedStep
 
 
-def mean_kv_tokens(requests: int, kv_tokens: int) -> int:
+def mean_kv_tokens(requests: int, kv_tokens: float) -> int:
     """Returns the mean KV length of some requests that hold `kv_tokens` tokens in all, in whole KV blocks."""
-    return -(-kv_tokens // (requests * KV_BLOCK_TOKENS)) * KV_BLOCK_TOKENS
+    return int(-(-kv_tokens // (requests * KV_BLOCK_TOKENS))) * KV_BLOCK_TOKENS
 
 
 class RequestSpec(NamedTuple):

@@ -118,13 +118,15 @@ def loop_shape(deployment: Deployment) -> LoopShape:
     """Returns the order of the scheduler loop.
 
     Under PP, `event_loop_pp` (managers/scheduler_pp_mixin.py): P + D slots; with D = 0 a turn launches, then waits for
-    the result of the next slot. With TP alone the overlap scheduler handles the result before last behind the launch.
+    the result of the next slot; with speculation (`SGLANG_ENABLE_PP_SPEC=1`) it exchanges first. With TP alone the
+    overlap scheduler handles the result before last behind the launch.
     """
     if deployment.plan.pp == 1:
         return LoopShape(slots=1, result_lag=1)
     depth = deployment.engine.pp_async_batch_depth
     slots = deployment.plan.pp + depth
-    return LoopShape(slots, slots - 1, receive_before_launch=depth > 0, send_after_processing=True)
+    exchange_first = depth > 0 or deployment.engine.draft_tokens > 0
+    return LoopShape(slots, slots - 1, receive_before_launch=exchange_first, send_after_processing=True)
 
 
 def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -> tuple[int, int]:
@@ -147,7 +149,7 @@ class SglangPolicy(SlotScheduler):
 
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         rows = max_running_requests(deployment, kv_capacity)
-        super().__init__(loop_shape(deployment), rows, kv_capacity)
+        super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
         self._cap = micro_batch_cap(deployment, kv_capacity)
         self._prefill_budget = prefill_budget(deployment)
         self._captured = captured_sizes(largest_captured(deployment))
@@ -161,12 +163,12 @@ class SglangPolicy(SlotScheduler):
             return MicroBatch(slot, prompts.chunk, prompts.finished)
         if not state.running:
             return None
-        batch = padded_decode(self._captured, state.running, state.kv_tokens)
+        batch = padded_decode(self._captured, state.running, state.kv_tokens, self._settings)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
 
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> DecodeStep:
-    return padded_decode(captured_sizes(largest_captured(deployment)), requests, kv_tokens)
+    return padded_decode(captured_sizes(largest_captured(deployment)), requests, kv_tokens, deployment.engine)
 
 
 ENGINE = Engine(

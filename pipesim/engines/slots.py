@@ -7,13 +7,17 @@ the KV cache, so nothing is ever retracted or preempted.
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from math import ceil
 from typing import NamedTuple
 
+from pipesim.deployment import EngineSettings
 from pipesim.engines.base import DecodeGaps, LoopShape, MicroBatch, Request
 from pipesim.workload import DecodeStep, PrefillChunk, mean_kv_tokens
 
 
-def padded_decode(captured: list[int], requests: int, kv_tokens: int, padding_routed: bool = True) -> DecodeStep:
+def padded_decode(
+    captured: list[int], requests: int, kv_tokens: float, settings: EngineSettings, padding_routed: bool = True
+) -> DecodeStep:
     """Returns the decode step of some requests that hold `kv_tokens` tokens in all.
 
     Padded to the smallest captured size that holds them; eager and unpadded where none does.
@@ -21,7 +25,7 @@ def padded_decode(captured: list[int], requests: int, kv_tokens: int, padding_ro
     position = bisect_left(captured, requests)
     rows = captured[position] if position < len(captured) else 0
     mean = mean_kv_tokens(requests, kv_tokens)
-    return DecodeStep(requests, mean, rows or requests, captured=rows > 0, padding_routed=padding_routed)
+    return DecodeStep(requests, mean, rows or requests, rows > 0, padding_routed, settings.draft_tokens + 1)
 
 
 class Prompts(NamedTuple):
@@ -36,8 +40,10 @@ class Prompts(NamedTuple):
 class Slot:
     """One micro-batch slot and its running requests."""
 
+    tokens_per_step: float = 1.0
+    """Mean tokens that a request gains per decode step."""
     running: int = 0
-    kv_tokens: int = 0
+    kv_tokens: float = 0.0
     launched: int = 0
     """Decode steps launched so far."""
     live: int = 0
@@ -58,14 +64,16 @@ class Slot:
             self.running += 1
             self.kv_tokens += request.kv_tokens_after_prefill
             self.joining.setdefault(self.launched, []).append(request)
-            self.ending.setdefault(self.launched + request.output_len - 2, []).append(request)
+            steps = ceil(round((request.output_len - 1) / self.tokens_per_step, 9))
+            self.ending.setdefault(self.launched + steps - 1, []).append(request)
         self.prefilled = []
 
     def leave(self, requests: list[Request]) -> None:
         """Takes requests out of the running batch."""
         for request in requests:
             self.running -= 1
-            self.kv_tokens -= request.kv_tokens_after_prefill + self.launched - request.first_step
+            gained = (self.launched - request.first_step) * self.tokens_per_step
+            self.kv_tokens -= request.kv_tokens_after_prefill + gained
 
 
 class SlotScheduler:
@@ -76,10 +84,11 @@ class SlotScheduler:
     absorbs_context = False
     """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
 
-    def __init__(self, loop: LoopShape, rows: int, kv_capacity: int) -> None:
+    def __init__(self, loop: LoopShape, rows: int, kv_capacity: int, settings: EngineSettings) -> None:
         self.loop = loop
+        self._settings = settings
         self.decode_gaps = DecodeGaps()
-        self.slots = [Slot() for _ in range(loop.slots)]
+        self.slots = [Slot(settings.tokens_per_step) for _ in range(loop.slots)]
         self._rows_free, self._kv_free = rows, kv_capacity
         self._waiting: deque[Request] = deque()
         self._chunked: Request | None = None
@@ -140,7 +149,7 @@ class SlotScheduler:
         """Counts one decode step of a slot as launched; returns its index."""
         step = state.launched
         state.launched += 1
-        state.kv_tokens += state.running
+        state.kv_tokens += state.running * state.tokens_per_step
         if self.leave_at_launch:
             state.leave(state.ending.get(step, []))
         return step

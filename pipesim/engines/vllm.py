@@ -82,7 +82,7 @@ class VllmPolicy(SlotScheduler):
     leave_at_launch = True  # max_tokens is known, so no step is wasted
 
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
-        super().__init__(loop_shape(deployment), max_num_seqs(deployment), kv_capacity)
+        super().__init__(loop_shape(deployment), max_num_seqs(deployment), kv_capacity, deployment.engine)
         self._budget = token_budget(deployment)
         self._places = max_num_seqs(deployment)
         self._captured = captured_sizes(deployment)
@@ -93,8 +93,10 @@ class VllmPolicy(SlotScheduler):
         state.start_prefilled()
         decode = None
         if state.running:
-            decode = padded_decode(self._captured, state.running, state.kv_tokens, padding_routed=False)
-        prompts = self.take_prompts(slot, self._budget - state.running, self._places)
+            decode = padded_decode(self._captured, state.running, state.kv_tokens, self._settings, False)
+        prompts = self.take_prompts(
+            slot, self._budget - state.running * (self._settings.draft_tokens + 1), self._places
+        )
         step = self.launch_decode(state) if decode else -1
         if prompts is None:
             return MicroBatch(slot, decode, decode_step=step) if decode else None
@@ -104,12 +106,12 @@ class VllmPolicy(SlotScheduler):
 
     def _mixed(self, decode: DecodeStep, chunk: PrefillChunk) -> MixedStep:
         """Both in one launch; between the attention calls it is replayed piecewise up to the largest captured size."""
-        tokens = decode.requests + chunk.tokens
+        tokens = decode.routed_tokens + chunk.tokens
         return MixedStep(decode, chunk, captured=bool(self._captured) and tokens <= self._captured[-1])
 
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Batch:
-    return padded_decode(captured_sizes(deployment), requests, kv_tokens, padding_routed=False)
+    return padded_decode(captured_sizes(deployment), requests, kv_tokens, deployment.engine, padding_routed=False)
 
 
 ENGINE = Engine(
