@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -14,6 +15,7 @@ from pipesim.explain import datasheet_constants
 from pipesim.options import Question, asks
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import SCHEMAS, available, find, json_schema, load_hardware, load_model
+from pipesim.records import RequestRecords
 from pipesim.runs import load_runs
 from pipesim.simulation import Detail
 from pipesim.validate import SEEDS, validate
@@ -44,6 +46,9 @@ Paths = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse an answer that rests in part on datasheet figures alone.")
 ]
+RequestsFile = Annotated[
+    Path | None, typer.Option("--requests", help="CSV file to write: one row per request and seed.")
+]
 
 
 @app.command("predict")
@@ -54,13 +59,15 @@ def predict_command(
     seeds: Seeds = DEFAULT_SEEDS,
     detail: DetailName = "pass",
     strict: Strict = False,
+    requests: RequestsFile = None,
     as_json: Json = False,
 ) -> None:
     """Predict tok/s, latencies, bubbles and per-GPU load of one TP×PP split.
 
     Example: pipesim predict --tp 2 --pp 4 --concurrency 64
     """
-    prediction = _predict(asked, seeds, seed, detail, as_json)
+    with RequestRecords(requests) if requests else nullcontext() as records:
+        prediction = _predict(asked, seeds, seed, detail, as_json, records)
     if strict:
         _refuse_datasheet(prediction)
     if as_json:
@@ -203,10 +210,13 @@ def _print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def _predict(asked: Question, seeds: int, seed: int, detail: Detail, as_json: bool) -> Prediction:
+def _predict(
+    asked: Question, seeds: int, seed: int, detail: Detail, as_json: bool, records: RequestRecords | None = None
+) -> Prediction:
     """Returns the prediction asked for; one that the box cannot hold is an answer with reasons, and exit code 1."""
     try:
-        return Predictor(asked.deploy()).predict(asked.workload, seeds, detail, seed)
+        observe = {} if records is None else {"observe": records.add}
+        return Predictor(asked.deploy()).predict(asked.workload, seeds, detail, seed, **observe)
     except InfeasibleDeployment as refusal:
         if as_json:
             _print_json(report.infeasible_json(refusal.reasons))

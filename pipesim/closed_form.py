@@ -76,8 +76,7 @@ def steady_state(
     loop: LoopShape,
     slots: tuple[int, int],
     decode: Batch,
-    prefill: Batch,
-    prefill_launches: float,
+    prefill: tuple[Batch, int],
     idle_turn: int,
     tokens_per_step: float = 1.0,
 ) -> SteadyState:
@@ -89,16 +88,15 @@ def steady_state(
         loop: order of the engine's loop.
         slots: micro-batches in flight and requests in each.
         decode: the decode step of one slot at mid-length.
-        prefill: one prefill launch of one slot.
-        prefill_launches: prefill launches that one generation of a slot's requests takes.
+        prefill: one prefill launch of one slot, and how many of them a generation of its requests takes.
         idle_turn: CPU time of a turn over an empty slot [ps].
         tokens_per_step: mean tokens that a request gains per decode step.
     """
     micro_batches, requests = slots
     decode_price = price(decode)
     cycle = cycle_time(decode_price, micro_batches, loop, idle_turn)
-    prefill_cycle = cycle_time(price(prefill), micro_batches, loop, idle_turn)
-    generation = (workload.output_len - 1) / tokens_per_step * cycle + prefill_launches * prefill_cycle
+    prefill_cycle = cycle_time(price(prefill[0]), micro_batches, loop, idle_turn)
+    generation = (workload.output_len - 1) / tokens_per_step * cycle + prefill[1] * prefill_cycle
     return SteadyState(
         output_tokens_per_s=micro_batches * requests * workload.output_len / to_seconds(generation),
         step_time_s=to_seconds(cycle),

@@ -11,34 +11,113 @@ LARGEST_DEGREE = 4096
 
 EngineName = Literal["sglang", "vllm"]
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
+Balancer = Literal["round-robin", "least-loaded"]
+"""How requests are dealt to replicas: in turn, or to the one with the fewest in it."""
 AllReduceChoice = Literal["auto", "nccl", "custom", "pcie-oneshot"]
 
 
 @dataclass(frozen=True)
 class ParallelPlan:
-    """Tensor-parallel and pipeline-parallel degree, and the layers of each stage if a person chose them."""
+    """How a model is split over GPUs: degrees of every kind, and the layers of each stage if a person chose them.
+
+    Raises:
+        UsageError: when degrees clash that no model and no box could reconcile.
+    """
 
     tp: int = 1
     pp: int = 1
     layer_partition: tuple[int, ...] | None = None
+    ep: int = 1
+    """Groups among which a stage's ranks share out whole experts (SGLang `--ep-size`); within one, columns are split.
+
+    vLLM's `--enable-expert-parallel` is `ep` = `tp`.
+    """
+    dp_attention: bool = False
+    """Each rank of a stage does the attention of its own requests (SGLang `--enable-dp-attention`, dp = tp)."""
+    dcp: int = 1
+    """Ranks over which decode shares out the KV cache of a request (`--decode-context-parallel-size`)."""
+    replicas: int = 1
+    """Equal copies of the whole deployment behind a balancer."""
+    balancer: Balancer = "round-robin"
 
     def __post_init__(self) -> None:
-        for flag, value in (("--tp", self.tp), ("--pp", self.pp)):
+        degrees = {"--tp": self.tp, "--pp": self.pp, "--ep": self.ep, "--dcp": self.dcp, "--replicas": self.replicas}
+        for flag, value in degrees.items():
             if not 1 <= value <= LARGEST_DEGREE:
                 raise UsageError(flag, value, f"a whole number from 1 to {LARGEST_DEGREE}")
+        if self.tp % self.ep:
+            raise UsageError(
+                f"--ep with --tp {self.tp}",
+                self.ep,
+                f"a number that divides {self.tp} (experts are shared out within a stage's TP group; the engine stops "
+                "at start-up otherwise)",
+            )
+        if self.tp % self.dcp:
+            raise UsageError(
+                f"--dcp with --tp {self.tp}",
+                self.dcp,
+                f"a number that divides {self.tp} (the KV cache is shared out within a stage's TP group; the engine "
+                "stops at start-up otherwise)",
+            )
+        if self.dp_attention and self.tp == 1:
+            raise UsageError(
+                "--dp-attention with --tp 1",
+                "one rank",
+                "--tp 2 or more (attention ranks are those of a TP group; with one SGLang switches the flag off)",
+            )
+        if self.dp_attention and self.dcp > 1:
+            raise UsageError(
+                "--dcp with --dp-attention",
+                self.dcp,
+                "1 (a rank attends alone, with nobody to share a request's KV cache with)",
+            )
 
     @property
     def gpus(self) -> int:
-        """GPUs that the plan takes."""
+        """GPUs that the plan takes, all replicas together."""
+        return self.replicas * self.gpus_per_replica
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one server."""
         return self.tp * self.pp
 
-    def stage_gpus(self, stage: int) -> range:
-        """Returns the GPUs of one stage: rank = stage·tp + tp_rank (SGLang and vLLM number them so)."""
-        return range(stage * self.tp, (stage + 1) * self.tp)
+    @property
+    def moe_tp(self) -> int:
+        """Ranks over which the columns of one expert are split."""
+        return self.tp // self.ep
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks over which the heads of one request are split."""
+        return 1 if self.dp_attention else self.tp
+
+    @property
+    def attention_dp(self) -> int:
+        """Ranks over which the requests of a batch are split for attention."""
+        return self.tp if self.dp_attention else 1
+
+    @property
+    def kv_shards(self) -> int:
+        """Ranks of a stage that hold different KV tokens: those of other requests, or others of the same."""
+        return self.attention_dp * self.dcp
+
+    @property
+    def further_kinds(self) -> dict[str, int | bool | str]:
+        """What is set beyond TP and PP, by field."""
+        names = ("ep", "dp_attention", "dcp", "replicas") + ("balancer",) * (self.replicas > 1)
+        return {name: getattr(self, name) for name in names if getattr(self, name) not in {1, False}}
+
+    def stage_gpus(self, stage: int, replica: int = 0) -> range:
+        """Returns the GPUs of one stage: stage·tp + tp_rank, as SGLang and vLLM number them, one replica after another."""
+        first = replica * self.gpus_per_replica + stage * self.tp
+        return range(first, first + self.tp)
 
     def __str__(self) -> str:
         parts = [f"TP{self.tp}"] * (self.tp > 1 or self.pp == 1) + [f"PP{self.pp}"] * (self.pp > 1)
-        return "×".join(parts)
+        kinds = ["×".join(parts)] + [f"EP{self.ep}"] * (self.ep > 1) + ["DP attention"] * self.dp_attention
+        text = " ".join(kinds + [f"DCP{self.dcp}"] * (self.dcp > 1))
+        return f"{self.replicas} replicas of {text}" if self.replicas > 1 else text
 
 
 @dataclass(frozen=True)
@@ -118,23 +197,32 @@ class Deployment:
     def __post_init__(self) -> None:
         self._check_division()
         self._check_partition()
+        self._check_engine()
         if self.plan.gpus > self.hardware.gpus:
             raise InfeasibleDeployment(
                 [
                     f"{self.plan} takes {self.plan.gpus} GPUs; {self.hardware.name} has {self.hardware.gpus}. "
-                    f"TP × PP of at most {self.hardware.gpus} would fit."
+                    f"{'Replicas × ' * (self.plan.replicas > 1)}TP × PP of at most {self.hardware.gpus} would fit."
                 ]
             )
 
     def _check_division(self) -> None:
-        tp, model = self.plan.tp, self.model
-        for what, size in (
-            ("attention heads", model.attention.heads),
-            ("columns of a routed expert", model.moe.expert_intermediate),
-            ("columns of the dense MLP", model.dense_intermediate),
+        tp, model, plan = self.plan.tp, self.model, self.plan
+        for what, size, degree in (
+            ("attention heads", model.attention.heads, plan.attention_tp),
+            ("columns of a routed expert", model.moe.expert_intermediate, plan.moe_tp),
+            ("columns of the shared experts", model.moe.shared_experts * model.moe.expert_intermediate, tp),
+            ("columns of the dense MLP", model.dense_intermediate, tp),
         ):
-            if size % tp:
+            if size % degree:
                 raise UsageError("--tp", tp, f"a number that divides the {size} {what} of {model.name}")
+        if model.moe.experts % plan.ep:
+            raise UsageError(
+                "--ep",
+                plan.ep,
+                f"a number that divides the {model.moe.experts} experts of {model.name} (every rank holds equally "
+                "many; the engine stops at start-up otherwise)",
+            )
         if self.plan.pp > model.layers:
             raise UsageError(
                 "--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}"
@@ -147,6 +235,24 @@ class Deployment:
                 "--layer-partition",
                 ",".join(map(str, stages)),
                 f"{self.plan.pp} positive numbers that add up to the {model.layers} layers of {model.name}",
+            )
+
+    def _check_engine(self) -> None:
+        """Refuses flags that this engine does not have, or that cancel out."""
+        plan, engine = self.plan, self.engine
+        if engine.name == "vllm" and plan.ep not in {1, plan.tp}:
+            wanted = f"1 or {plan.tp} (vLLM's --enable-expert-parallel shares experts out over all ranks or none)"
+            raise UsageError(f"--ep with --tp {plan.tp} and --engine vllm", plan.ep, wanted)
+        if engine.name == "vllm" and plan.dp_attention:
+            wanted = "sglang (vLLM has no such flag, its --data-parallel-size is another layout)"
+            raise UsageError("--dp-attention with --engine", engine.name, wanted)
+        cap, limit = engine.pp_max_micro_batch_size, engine.max_running_requests
+        if engine.name == "sglang" and cap and limit and cap * plan.attention_dp > limit:
+            raise UsageError(
+                f"--pp-max-micro-batch-size with --max-running-requests {limit}",
+                cap,
+                f"at most {limit // plan.attention_dp} (SGLang admits no more requests than that in all slots "
+                "together, so the cap could never be reached)",
             )
 
     def first_layer(self, stage: int) -> int:

@@ -2,12 +2,17 @@
 
 A family is two functions and a row in `FAMILIES`, keyed by HF `architectures[0]`.
 Sizes follow SGLang's models/deepseek_v2.py: what it shards over TP is divided here, what it replicates is not.
+
+With attention split by request (`dp_attention`) each rank runs attention on its own rows with all heads; an all-gather
+before and a reduce-scatter behind the MLP or the experts take the place of the two AllReduces (SGLang
+layers/communicator.py). The reduce-scatter moves the bytes of an all-gather backwards and is priced as one.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from pipesim.deployment import ParallelPlan
 from pipesim.errors import ProfileError
 from pipesim.ops import Category, Collective, Compute, Experts, LatentDecode, SideStream, SmallKernels, StageOp, Work
 from pipesim.profiles.model import STORAGE_BYTES, MlaAttention, ModelProfile
@@ -24,6 +29,8 @@ class Tensor(NamedTuple):
     parameters: int
     sharded: bool
     """Divided over the tensor-parallel ranks, or held whole by each."""
+    by_request: bool = False
+    """Held whole by each, too, where attention is split by request."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Family:
     """What one model architecture consists of and does."""
 
     tensors: Callable[[ModelProfile, Section], list[Tensor]]
-    operations: Callable[[ModelProfile, Section, Batch, int], list[StageOp]]
+    operations: Callable[[ModelProfile, Section, Batch, ParallelPlan], list[StageOp]]
 
 
 def family_of(model: ModelProfile) -> Family:
@@ -47,7 +54,7 @@ def _deepseek_tensors(model: ModelProfile, section: Section) -> list[Tensor]:
     if section == "receive":
         return []
     if section == "embedding":
-        return [Tensor("embedding", model.vocab_size * hidden, True)]
+        return [Tensor("embedding", model.vocab_size * hidden, True, by_request=True)]
     if section == "head":
         head = [] if model.tied_embeddings else [Tensor("lm_head", model.vocab_size * hidden, True)]
         return [*head, Tensor("activations", hidden, False)]
@@ -72,31 +79,58 @@ def _mla_tensors(attention: MlaAttention, hidden: int) -> list[Tensor]:
         + attention.v_head_dim * hidden
     )
     norms = attention.q_lora_rank + attention.kv_lora_rank
-    return [Tensor("attention", down + norms, False), Tensor("attention", up, True)]
+    return [Tensor("attention", down + norms, False), Tensor("attention", up, True, by_request=True)]
 
 
-def _deepseek_operations(model: ModelProfile, section: Section, batch: Batch, tp: int) -> list[StageOp]:
-    if section == "draft":
-        return _draft(model, batch, tp)
+def _deepseek_operations(model: ModelProfile, section: Section, batch: Batch, plan: ParallelPlan) -> list[StageOp]:
+    own, gathered = batch_on_rank(batch, plan.attention_dp), padded_over_ranks(batch, plan.attention_dp)
     if section == "embedding":
-        ops: list[StageOp] = [SmallKernels("embedding", "dense", 2), *_all_reduce(model, batch.tokens, tp)]
-    elif section == "head":
-        ops = _head(model, batch.sampled, tp)
-    else:
-        ops = [SmallKernels("input_norm", "attention", 1), *_mla(model, batch, tp)]
-        ops += [*_all_reduce(model, batch.tokens, tp), SmallKernels("post_attention_norm", "dense", 1)]
-        ops += _dense_mlp(model, batch, tp) if section == "dense_layer" else _mixture(model, batch, tp)
-        ops += _all_reduce(model, batch.tokens, tp)
-    return ops
+        reduced = _all_reduce(model, batch.tokens, plan.attention_tp)
+        return [SmallKernels("embedding", "dense", 2), *reduced]
+    if section == "head":
+        return _head(model, gathered.sampled, plan)
+    ops: list[StageOp] = [SmallKernels("input_norm", "attention", 1), *_mla(model, own, plan)]
+    ops += [*_all_reduce(model, batch.tokens, plan.attention_tp), SmallKernels("post_attention_norm", "dense", 1)]
+    exchange = _exchange(model, gathered.tokens, plan) if plan.dp_attention else []
+    mlp = _dense_mlp(model, gathered, plan.tp) if section == "dense_layer" else _mixture(model, gathered, plan)
+    ops += [*exchange, *mlp, *exchange]
+    return ops if plan.dp_attention else [*ops, *_all_reduce(model, batch.tokens, plan.tp)]
 
 
-def _draft(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
-    """One draft token for every request: a dense layer of the model's width and its head (EAGLE, arXiv:2401.15077)."""
-    if not isinstance(batch, DecodeStep):
-        return []
-    single = batch._replace(queries=1)
-    layer = _deepseek_operations(model, "dense_layer", single, tp)
-    return [*layer, *_deepseek_operations(model, "head", single, tp)]
+def batch_on_rank(batch: Batch, ranks: int) -> Batch:
+    """Returns the part of a batch that the fullest of some ranks attends for when its requests are dealt evenly."""
+    if ranks == 1:
+        return batch
+    if isinstance(batch, MixedStep):
+        return batch._replace(decode=_decode_share(batch.decode, ranks), prefill=_prefill_share(batch.prefill, ranks))
+    return _decode_share(batch, ranks) if isinstance(batch, DecodeStep) else _prefill_share(batch, ranks)
+
+
+def _decode_share(batch: DecodeStep, ranks: int) -> DecodeStep:
+    return batch._replace(requests=-(-batch.requests // ranks), rows=-(-batch.rows // ranks))
+
+
+def _prefill_share(batch: PrefillChunk, ranks: int) -> PrefillChunk:
+    return batch._replace(
+        tokens=-(-batch.tokens // ranks),
+        requests=-(-batch.requests // ranks),
+        attended=-(-batch.attended // ranks),
+        finished=-(-batch.finished // ranks),
+        context=-(-batch.context // ranks),
+    )
+
+
+def padded_over_ranks(batch: Batch, ranks: int) -> Batch:
+    """Returns a batch padded so that some ranks have equally many rows of it: as many as the fullest."""
+    if isinstance(batch, DecodeStep):
+        return batch._replace(rows=-(-batch.rows // ranks) * ranks)
+    return batch._replace(tokens=-(-batch.tokens // ranks) * ranks) if isinstance(batch, PrefillChunk) else batch
+
+
+def _exchange(model: ModelProfile, tokens: int, plan: ParallelPlan) -> list[StageOp]:
+    """All rows to every rank, or all ranks' sums back to the row's own: the same bytes either way."""
+    size = STORAGE_BYTES[model.precision.activations] * tokens * model.hidden_size
+    return [Collective("all_gather", "all_reduce", plan.tp, size)]
 
 
 def _gemm(name: str, category: Category, storage: str, m: int, n: float, k: float) -> Compute:
@@ -109,12 +143,14 @@ def _all_reduce(model: ModelProfile, tokens: int, tp: int) -> list[StageOp]:
     return [Collective("all_reduce", "all_reduce", tp, size)] if tp > 1 else []
 
 
-def _head(model: ModelProfile, rows: int, tp: int) -> list[StageOp]:
+def _head(model: ModelProfile, rows: int, plan: ParallelPlan) -> list[StageOp]:
     if not rows:
         return []
+    tp = plan.tp
     storage = model.precision.embedding if model.tied_embeddings else model.precision.lm_head
     ops: list[StageOp] = [
         SmallKernels("final_norm", "dense", 1),
+        *(_exchange(model, rows, plan) if plan.dp_attention else []),
         _gemm("lm_head", "dense", storage, rows, model.vocab_size / tp, model.hidden_size),
     ]
     if tp > 1:
@@ -122,10 +158,10 @@ def _head(model: ModelProfile, rows: int, tp: int) -> list[StageOp]:
     return [*ops, SmallKernels("sampling", "dense", 6)]
 
 
-def _mla(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
+def _mla(model: ModelProfile, batch: Batch, plan: ParallelPlan) -> list[StageOp]:
     attention, tokens = model.attention, batch.tokens
     storage, hidden = model.precision.attention, model.hidden_size
-    heads = attention.heads // tp
+    heads = attention.heads // plan.attention_tp
     query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
     down = attention.q_lora_rank + attention.kv_elements
     ops: list[StageOp] = [
@@ -135,7 +171,7 @@ def _mla(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
     ]
     for part in (batch.decode, batch.prefill) if isinstance(batch, MixedStep) else (batch,):
         if isinstance(part, DecodeStep) or part.absorbed:
-            ops += _absorbed_attention(model, part, heads)
+            ops += _absorbed_attention(model, part, heads, plan.dcp)
         else:
             expanded = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
             ops += [
@@ -145,7 +181,7 @@ def _mla(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
     return [*ops, _gemm("o_proj", "attention", storage, tokens, hidden, heads * attention.v_head_dim)]
 
 
-def _absorbed_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, heads: int) -> list[StageOp]:
+def _absorbed_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, heads: int, dcp: int) -> list[StageOp]:
     """Attention over the latent, W_UK and W_UV absorbed into query and output (arXiv:2405.04434, section 2.1)."""
     attention, tokens = model.attention, batch.tokens
     weights = STORAGE_BYTES[model.precision.attention] * heads * attention.kv_lora_rank
@@ -156,19 +192,38 @@ def _absorbed_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, h
 
     return [
         absorb("absorb_w_uk", attention.qk_nope_head_dim),
-        _latent_attention(model, batch, heads),
+        *_latent_attention(model, batch, heads, dcp),
         absorb("absorb_w_uv", attention.v_head_dim),
     ]
 
 
-def _latent_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, heads: int) -> StageOp:
+def _latent_attention(model: ModelProfile, batch: DecodeStep | PrefillChunk, heads: int, dcp: int) -> list[StageOp]:
     attention, element = model.attention, STORAGE_BYTES[model.precision.kv_cache]
     if isinstance(batch, DecodeStep):
-        latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
-        return LatentDecode(batch.requests, batch.kv_tokens, heads * batch.queries, latent, rope, element)
+        return _latent_decode(model, batch, heads, dcp)
     flops = 2.0 * heads * (attention.kv_elements + attention.kv_lora_rank) * batch.attended
     read = batch.attended / batch.tokens * batch.requests
-    return Compute("mla_prefill", "attention", "mla_prefill", Work(flops, element * attention.kv_elements * read))
+    return [Compute("mla_prefill", "attention", "mla_prefill", Work(flops, element * attention.kv_elements * read))]
+
+
+def _latent_decode(model: ModelProfile, batch: DecodeStep, heads: int, dcp: int) -> list[StageOp]:
+    """Decode attention; with context parallelism over 1/dcp of the KV, for the heads of all ranks that share it.
+
+    The queries of all heads are gathered before; the outputs are weighted by their log-sum-exps, gathered in FP32, and
+    reduce-scattered behind it (vLLM v1/attention/ops/common.py `cp_lse_ag_out_rs`).
+    """
+    attention, element = model.attention, STORAGE_BYTES[model.precision.kv_cache]
+    latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
+    if dcp == 1:
+        return [LatentDecode(batch.requests, batch.kv_tokens, heads, latent, rope, element)]
+    activation = STORAGE_BYTES[model.precision.activations]
+    per_element = float(batch.tokens * heads * dcp)
+    return [
+        Collective("all_gather", "all_reduce", dcp, activation * per_element * attention.kv_elements),
+        LatentDecode(batch.requests, -(-batch.kv_tokens // dcp), heads * dcp, latent, rope, element),
+        Collective("all_gather", "all_reduce", dcp, 4.0 * per_element * dcp),
+        Collective("all_gather", "all_reduce", dcp, activation * per_element * latent),
+    ]
 
 
 def _prefill_attention(model: ModelProfile, batch: PrefillChunk, heads: int) -> Compute:
@@ -191,9 +246,9 @@ def _dense_mlp(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
     return _gated_mlp("mlp", model, model.precision.dense_mlp, batch.tokens, model.dense_intermediate / tp)
 
 
-def _mixture(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
+def _mixture(model: ModelProfile, batch: Batch, plan: ParallelPlan) -> list[StageOp]:
     moe, hidden = model.moe, model.hidden_size
-    columns = moe.expert_intermediate / tp
+    columns = moe.expert_intermediate / plan.moe_tp
     storage = model.precision.routed_experts
     experts = Experts(
         name="routed_experts",
@@ -207,12 +262,13 @@ def _mixture(model: ModelProfile, batch: Batch, tp: int) -> list[StageOp]:
         bytes_per_weight=STORAGE_BYTES[storage],
         bytes_per_token=2.0 * hidden + moe.top_k * (6.0 * hidden + 12.0 * columns),
         launches=6,
+        ranks=plan.ep,
     )
     return [
         _gemm("router", "dense", model.precision.router, batch.tokens, moe.experts, hidden),
         SmallKernels("top_k", "experts", 1),
         experts,
-        *_shared_expert(model, batch, experts, moe.shared_experts * columns),
+        *_shared_expert(model, batch, experts, moe.shared_experts * moe.expert_intermediate / plan.tp),
         SmallKernels("add_shared", "dense", 1),
     ]
 

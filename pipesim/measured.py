@@ -1,11 +1,13 @@
 """Measured runs as files: what was run, what was measured, what the source does not say and was assumed."""
 
+import math
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipesim.deployment import AllReduceChoice, EngineName, KvCacheDtype
+from pipesim.deployment import AllReduceChoice, Balancer, EngineName, KvCacheDtype
 from pipesim.profiles.base import Frozen
+from pipesim.units import Seconds
 
 Role = Literal["validation", "calibration", "reported"]
 """Judged; used to fit a constant and therefore never judged as evidence; or only shown, its conditions unknown."""
@@ -20,6 +22,11 @@ class RunPlan(Frozen):
     tp: int = Field(default=1, ge=1)
     pp: int = Field(default=1, ge=1)
     layer_partition: tuple[int, ...] | None = None
+    ep: int = Field(default=1, ge=1)
+    dp_attention: bool = False
+    dcp: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1)
+    balancer: Balancer = "round-robin"
 
 
 class RunEngine(Frozen):
@@ -52,7 +59,13 @@ class RunWorkload(Frozen):
     output_len: int
     random_range_ratio: float = 0.0
     context_len: int = 0
+    spacing: Seconds = 0.0002
+    """Mean gap between the users' first requests [s]."""
     request_rate: float | None = None
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    prefix_cache_hit_rate: float = 0.0
+    warm_up: int = 0
 
 
 class MeasuredRun(Frozen):
@@ -74,11 +87,19 @@ class MeasuredRun(Frozen):
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:
+        if not self.measured:
+            raise ValueError(f"measured with nothing in it; one of {', '.join(METRICS)} is wanted")
         for name, value in self.measured.items():
             if name not in METRICS:
                 raise ValueError(f"measured.{name} is no metric; one of {', '.join(METRICS)} is wanted")
-            if not value > 0:
-                raise ValueError(f"measured.{name} is {value}; a number above 0 is wanted")
+            if not 0 < value < math.inf:
+                raise ValueError(f"measured.{name} is {value}; a finite number above 0 is wanted")
+        for name, value in self.tolerance.items():
+            if name not in METRICS:
+                raise ValueError(f"tolerance.{name} is of no metric; one of {', '.join(METRICS)} is wanted")
+            if not 0 < value <= 1:
+                raise ValueError(f"tolerance.{name} is {value}; a number above 0 and at most 1 is wanted")
+        for name in self.measured:
             if self.role != "reported" and name not in self.tolerance:
                 raise ValueError(f"tolerance.{name} is nothing; the tolerance of measured.{name} is wanted")
         return self
@@ -100,6 +121,8 @@ class Runs(Frozen):
             return document
         document = dict(document)
         common = document.pop("common", {})
+        if not isinstance(common, dict):
+            raise ValueError(f"common is {common!r}; a table is wanted")
         document["run"] = [_merged(common, run) if isinstance(run, dict) else run for run in document["run"]]
         return document
 

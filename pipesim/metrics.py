@@ -7,10 +7,12 @@ waiting for kernel launches within a pass). The four add up to the window exactl
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipesim.errors import UsageError
 from pipesim.timeline import Clock, Timeline
 from pipesim.units import PICOSECONDS_PER_SECOND
 
@@ -59,7 +61,7 @@ class Metrics:
     """Mean time from one decode result of a slot to its next."""
     bubble_fraction: float
     micro_batches_in_flight: float
-    """Mean number of micro-batches between the first stage's start and the last stage's end."""
+    """Mean number of micro-batches between the first stage's start and the last stage's end, of one server."""
     slots_used: int
     duration_s: float
     output_tokens: int
@@ -70,35 +72,89 @@ class Metrics:
     """Priced seconds of operations whose size lies outside the range of their evidence."""
 
 
-def summarise(timeline: Timeline) -> Metrics:
-    """Returns the metrics of one run."""
-    begin, end = timeline.window
+def summarise(timeline: Timeline, warm_up: int = 0) -> Metrics:
+    """Returns the metrics of one run, from the end of its first `warm_up` requests on and without these.
+
+    Tokens of a request that straddles the start of the window count in proportion to its time of decoding within.
+
+    Raises:
+        UsageError: when the warm-up leaves no request or no time.
+    """
+    begin, end = measured_window(timeline, warm_up)
     window = (end - begin) / PICOSECONDS_PER_SECOND
-    stages = stage_loads(timeline)
-    e2e = _seconds(timeline.last_token - timeline.arrival)
-    ttft = _seconds(timeline.first_token - timeline.arrival)
-    several = timeline.output_len > 1
-    tpot = (e2e - ttft)[several] / (timeline.output_len[several] - 1)
-    tokens = int(timeline.output_len.sum())
-    in_flight = np.minimum(timeline.ends[-1], end) - np.minimum(timeline.starts[0], end)
+    servers = timeline.replicas or (timeline,)
+    stages = _mean_loads([stage_loads(server, (begin, end)) for server in servers])
+    kept = np.argsort(timeline.last_token, kind="stable")[warm_up:] if warm_up else np.arange(len(timeline.last_token))
+    output_len = timeline.output_len[kept]
+    e2e = _seconds(timeline.last_token - timeline.arrival)[kept]
+    ttft = _seconds(timeline.first_token - timeline.arrival)[kept]
+    several = output_len > 1
+    tpot = (e2e - ttft)[several] / (output_len[several] - 1)
+    tokens = _tokens_since(begin, timeline, kept)
+    gaps = slice(int(timeline.gaps_by_end[warm_up - 1]) if warm_up else 0, None)
+    cycle = timeline.cycle[int(timeline.cycles_by_end[warm_up - 1]) if warm_up else 0 :]
+    in_flight = np.clip(timeline.ends[-1], begin, end) - np.clip(timeline.starts[0], begin, end)
     return Metrics(
         output_tokens_per_s=tokens / window,
-        output_tokens_per_s_per_request=float(np.mean(timeline.output_len / e2e)),
+        output_tokens_per_s_per_request=float(np.mean(output_len / e2e)),
         request_throughput_per_s=len(e2e) / window,
         ttft_s=latency(ttft),
         tpot_s=latency(tpot),
-        itl_s=latency(_seconds(timeline.gap), timeline.gap_weight),
+        itl_s=latency(_seconds(timeline.gap[gaps]), timeline.gap_weight[gaps]),
         e2e_s=latency(e2e),
-        step_time_s=float(_seconds(timeline.cycle).mean()) if timeline.cycle.size else 0.0,
+        step_time_s=float(_seconds(cycle).mean()) if cycle.size else 0.0,
         bubble_fraction=sum(stage.bubble for stage in stages) / (window * len(stages)),
-        micro_batches_in_flight=float(in_flight.sum()) / (end - begin),
+        micro_batches_in_flight=float(in_flight.sum()) / (end - begin) / len(servers),
         slots_used=len(np.unique(timeline.slot)),
         duration_s=window,
-        output_tokens=tokens,
+        output_tokens=round(tokens),
         stages=stages,
         basis_s=_basis(timeline),
         extrapolated_s=_extrapolated(timeline),
     )
+
+
+def _mean_loads(servers: list[tuple[StageLoad, ...]]) -> tuple[StageLoad, ...]:
+    """Returns the mean load of each stage over equal servers."""
+    if len(servers) == 1:
+        return servers[0]
+    return tuple(
+        StageLoad(
+            window=loads[0].window,
+            by_category={
+                name: fmean(load.by_category.get(name, 0.0) for load in loads)
+                for name in sorted({name for load in loads for name in load.by_category})
+            },
+            bubble=fmean(load.bubble for load in loads),
+            host=fmean(load.host for load in loads),
+        )
+        for loads in zip(*servers, strict=True)
+    )
+
+
+def measured_window(timeline: Timeline, warm_up: int) -> tuple[int, int]:
+    """Returns the window [ps] that is measured: all of the run, or from the end of the last of `warm_up` requests on.
+
+    Raises:
+        UsageError: when the warm-up leaves no request or no time.
+    """
+    begin, end = timeline.window
+    requests = len(timeline.last_token)
+    if warm_up >= requests:
+        raise UsageError("--warm-up", warm_up, f"fewer than the {requests:,} requests of the run")
+    if warm_up:
+        begin = int(np.sort(timeline.last_token)[warm_up - 1])
+    if begin == end:
+        raise UsageError("--warm-up", warm_up, "a number of requests after whose end others still run")
+    return begin, end
+
+
+def _tokens_since(begin: int, timeline: Timeline, kept: Clock) -> float:
+    """Returns how many tokens some requests got after a time."""
+    first, last = timeline.first_token[kept], timeline.last_token[kept]
+    later = timeline.output_len[kept] - 1
+    share = (last - np.clip(first, begin, last)) / np.maximum(last - first, 1)
+    return float((np.where(later > 0, later * share, 0.0) + (first >= begin)).sum())
 
 
 def latency(seconds: Floats, weights: Clock | None = None) -> Latency:
@@ -113,14 +169,14 @@ def latency(seconds: Floats, weights: Clock | None = None) -> Latency:
     return Latency(float((seconds * weights).sum() / reached[-1]), *quantiles)
 
 
-def stage_loads(timeline: Timeline) -> tuple[StageLoad, ...]:
-    """Returns what each stage's GPUs did in the window."""
-    begin, end = timeline.window
+def stage_loads(timeline: Timeline, window: tuple[int, int] | None = None) -> tuple[StageLoad, ...]:
+    """Returns what each stage's GPUs did in a window [ps]: that of the run if none is given."""
+    begin, end = window or timeline.window
     in_flight = _InFlight(timeline.starts[0], timeline.ends[-1])
-    categories = _by_category(timeline)
+    categories = _by_category(timeline, begin)
     loads = []
     for stage in range(len(timeline.starts)):
-        starts, ends = np.minimum(timeline.starts[stage], end), np.minimum(timeline.ends[stage], end)
+        starts, ends = np.clip(timeline.starts[stage], begin, end), np.clip(timeline.ends[stage], begin, end)
         idle_from = np.concatenate([[begin], ends])
         idle_to = np.concatenate([starts, [end]])
         transfer = _exposed_transfer(timeline, stage, idle_from, idle_to)
@@ -178,16 +234,19 @@ def _exposed_transfer(timeline: Timeline, stage: int, idle_from: Clock, idle_to:
     return exposed
 
 
-def _by_category(timeline: Timeline) -> dict[str, Floats]:
-    """Returns per category the picoseconds [P, prices] of the whole run: each price times how often it was paid."""
-    paid = np.bincount(timeline.price_index, minlength=len(timeline.prices))
+def _by_category(timeline: Timeline, begin: int) -> dict[str, Floats]:
+    """Returns per category the picoseconds [P, prices] since a time: each price times how often it was paid."""
+    paid = [
+        np.bincount(timeline.price_index[ends > begin], minlength=len(timeline.prices)).tolist()
+        for ends in timeline.ends
+    ]
     names = sorted({name for price in timeline.prices for stage in price.stages for name in stage.by_category})
     return {
         name: np.array(
             [
                 [
-                    price.stages[stage].by_category.get(name, 0) * int(n)
-                    for price, n in zip(timeline.prices, paid, strict=True)
+                    price.stages[stage].by_category.get(name, 0) * n
+                    for price, n in zip(timeline.prices, paid[stage], strict=True)
                 ]
                 for stage in range(len(timeline.starts))
             ],

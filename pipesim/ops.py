@@ -49,7 +49,7 @@ class SmallKernels:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The routed experts of one layer over one batch, on one rank."""
+    """The routed experts of one layer over one batch, on one rank: the busiest where ranks hold different experts."""
 
     name: str
     kernel: str
@@ -58,6 +58,7 @@ class Experts:
     padding_tokens: int
     """Rows a captured graph adds; all of them take the same route."""
     experts: int
+    """Experts of the layer, over all ranks."""
     top_k: int
     routing_skew: float
     weights_per_expert: float
@@ -66,6 +67,8 @@ class Experts:
     bytes_per_token: float
     """Traffic per token of the kernels around the two GEMMs: gather, activation, weighted sum [B]."""
     launches: int
+    ranks: int = 1
+    """Expert-parallel ranks: each holds experts/ranks of the experts."""
 
     @property
     def category(self) -> Category:

@@ -2,18 +2,30 @@
 
 import functools
 import inspect
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from pipesim.deployment import AllReduceChoice, Deployment, EngineName, EngineSettings, KvCacheDtype, ParallelPlan
+from pipesim.deployment import (
+    AllReduceChoice,
+    Balancer,
+    Deployment,
+    EngineName,
+    EngineSettings,
+    KvCacheDtype,
+    ParallelPlan,
+)
 from pipesim.errors import PipesimError, UsageError
 from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
+from pipesim.traces import Trace, read_trace
 from pipesim.units import parse_quantity
-from pipesim.workload import Workload
+from pipesim.workload import LIMITS, Workload
 
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
 DEFAULT_USERS = 32
@@ -25,13 +37,26 @@ Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a n
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
+Ep = Annotated[
+    int, typer.Option("--ep", "--ep-size", "--expert-parallel-size", help="Ranks of a stage that share out experts.")
+]
+EpAll = Annotated[bool, typer.Option("--enable-expert-parallel", help="The same as --ep with --tp's value (vLLM).")]
+DpAttention = Annotated[
+    bool, typer.Option("--dp-attention", "--enable-dp-attention", help="Each rank attends for its own requests.")
+]
+Dcp = Annotated[
+    int, typer.Option("--dcp", "--decode-context-parallel-size", help="Ranks that share out a request's KV cache.")
+]
+Replicas = Annotated[int, typer.Option("--replicas", help="Equal servers behind a balancer, on GPUs of their own.")]
+BalancerChoice = Annotated[Balancer, typer.Option("--balancer", help="How requests are dealt to replicas.")]
 Partition = Annotated[
     str | None, typer.Option("--layer-partition", help='Layers of each stage, such as "15,15,15,16".')
 ]
 Concurrency = Annotated[
-    int | None, typer.Option("--concurrency", "--max-concurrency", help="Users of the closed loop.")
+    int | None,
+    typer.Option("--concurrency", "--max-concurrency", help="Users of the closed loop; open: most requests in server."),
 ]
-Rate = Annotated[float | None, typer.Option("--request-rate", help="Open loop: Poisson arrivals per second.")]
+Rate = Annotated[float | None, typer.Option("--request-rate", help="Open loop: arrivals per second, or inf.")]
 NumPrompts = Annotated[int | None, typer.Option("--num-prompts", help="Requests in all [default: 4 per user].")]
 InputLen = Annotated[int, typer.Option("--input-len", "--isl", "--random-input-len", help="Prompt tokens.")]
 OutputLen = Annotated[int, typer.Option("--output-len", "--osl", "--random-output-len", help="Generated tokens.")]
@@ -75,6 +100,24 @@ AllReduce = Annotated[
     typer.Option("--allreduce", help="AllReduce implementation; auto is the engine's own rule."),
 ]
 
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", help="Open loop: a trace's arrivals and lengths, in CSV or JSON lines.")
+]
+PrefixCache = Annotated[
+    bool, typer.Option("--prefix-cache", help="Prompt blocks seen before in the trace (hash_ids) are in the KV cache.")
+]
+HitRate = Annotated[
+    float, typer.Option("--prefix-cache-hit-rate", help="Share of every prompt that is in the KV cache already.")
+]
+Burstiness = Annotated[
+    float,
+    typer.Option("--burstiness", help="Shape of the gamma gaps between arrivals; 1 is Poisson, less is burstier."),
+]
+Duration = Annotated[
+    str | None, typer.Option("--duration", help='Open loop: requests are sent until then, such as "60 s".')
+]
+WarmUp = Annotated[int, typer.Option("--warm-up", help="First requests to end that the metrics leave out.")]
+
 
 @dataclass(frozen=True)
 class Question:
@@ -100,6 +143,12 @@ def question(
     engine: Engine = "sglang",
     tp: Tp = 1,
     pp: Pp = 1,
+    ep: Ep = 1,
+    enable_expert_parallel: EpAll = False,
+    dp_attention: DpAttention = False,
+    dcp: Dcp = 1,
+    replicas: Replicas = 1,
+    balancer: BalancerChoice = "round-robin",
     layer_partition: Partition = None,
     concurrency: Concurrency = None,
     request_rate: Rate = None,
@@ -123,18 +172,30 @@ def question(
     kv_cache_dtype: KvDtype = "auto",
     p2p: PeerAccess = True,
     allreduce: AllReduce = "auto",
+    trace: TraceFile = None,
+    prefix_cache: PrefixCache = False,
+    prefix_cache_hit_rate: HitRate = 0.0,
+    burstiness: Burstiness = 1.0,
+    duration: Duration = None,
+    warm_up: WarmUp = 0,
 ) -> Question:
     """Returns the question that the options ask. Raises UsageError for a value that no box could meet."""
-    users = DEFAULT_USERS if concurrency is None else concurrency
-    workload = Workload(
-        concurrency=users,
-        num_prompts=WAVES * users if num_prompts is None else num_prompts,
+    workload = _workload(
+        context,
+        trace,
+        prefix_cache,
+        concurrency=concurrency,
+        num_prompts=num_prompts,
         input_len=input_len,
         output_len=output_len,
         random_range_ratio=random_range_ratio,
         context_len=context_len,
         spacing_s=_quantity("--submit-spacing", submit_spacing, "s"),
         request_rate=request_rate,
+        burstiness=burstiness,
+        duration_s=None if duration is None else _quantity("--duration", duration, "s"),
+        prefix_cache_hit_rate=prefix_cache_hit_rate,
+        warm_up=warm_up,
     )
     settings = EngineSettings(
         name=engine,
@@ -152,8 +213,9 @@ def question(
         version=engine_version,
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
-    plan = ParallelPlan(tp, pp, _partition(layer_partition))
-    return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, users)))
+    groups = _expert_groups(ep, enable_expert_parallel, tp)
+    plan = ParallelPlan(tp, pp, _partition(layer_partition), groups, dp_attention, dcp, replicas, balancer)
+    return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
@@ -173,6 +235,70 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
     return ask
 
 
+def _workload(
+    context: typer.Context,
+    file: Path | None,
+    prefix_cache: bool,
+    *,
+    concurrency: int | None,
+    num_prompts: int | None,
+    **load: Any,
+) -> Workload:
+    """Returns the load asked for: of a trace file, or drawn."""
+    rate = load["request_rate"]
+    users = DEFAULT_USERS if concurrency is None else concurrency
+    if file is not None or rate is not None:
+        load["max_concurrency"] = concurrency
+    if file is not None:
+        for name in ("input_len", "output_len", "random_range_ratio", "submit_spacing"):
+            if not _is_default(context, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    flag, context.params[name], "no such flag beside --trace, whose requests have their own,"
+                )
+        if prefix_cache and load["prefix_cache_hit_rate"]:
+            raise UsageError("--prefix-cache-hit-rate", load["prefix_cache_hit_rate"], "either it or --prefix-cache")
+        trace = _trace(file, num_prompts, load["duration_s"], prefix_cache)
+        load["input_len"], load["output_len"], _ = trace.mean_lengths
+        return Workload(concurrency=users, num_prompts=len(trace), trace=trace, **load)
+    if prefix_cache:
+        raise UsageError("--prefix-cache", prefix_cache, "it beside --trace only")
+    if num_prompts is None:
+        num_prompts = WAVES * users
+        if rate is not None and 0 < rate < math.inf and load["duration_s"] is not None:
+            num_prompts = _most_arrivals(rate, load["duration_s"], load["burstiness"])
+    if rate == math.inf and concurrency is None:
+        users = num_prompts
+    return Workload(concurrency=users, num_prompts=num_prompts, **load)
+
+
+def _trace(file: Path, num_prompts: int | None, duration_s: float | None, prefix_cache: bool) -> Trace:
+    low, high = LIMITS["--num-prompts"]
+    if num_prompts is not None and not low <= num_prompts <= high:
+        raise UsageError("--num-prompts", num_prompts, f"a whole number from {low} to {high:,}")
+
+    def show(rows: int) -> None:
+        print(f"\r\033[Kreading {file.name}: {rows:,} requests", end="", file=sys.stderr, flush=True)
+
+    shown = sys.stderr.isatty()
+    trace = read_trace(file, num_prompts or high + 1, duration_s, prefix_cache, show if shown else lambda _: None)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if len(trace) > high:
+        raise UsageError("--trace", str(file), f"a trace of at most {high:,} requests, or --num-prompts or --duration")
+    return trace
+
+
+def _most_arrivals(rate: float, duration_s: float, burstiness: float) -> int:
+    """Returns a number of requests that arrivals at a rate all but never exceed in a time (ten standard deviations)."""
+    low, high = LIMITS["--num-prompts"]
+    mean, index_of_dispersion = rate * duration_s, max(1.0, 1.0 / max(burstiness, 0.001))
+    most = mean + 10.0 * math.sqrt(mean * index_of_dispersion) + 10.0 * index_of_dispersion
+    if mean > high:
+        raise UsageError("--duration", duration_s, f"a time [s] in which at most {high:,} requests come")
+    return max(low, math.ceil(min(high, most)))
+
+
 def _quantity(flag: str, given: str, unit: str) -> float:
     try:
         return parse_quantity(given, unit)
@@ -187,6 +313,12 @@ def _acceptance(given: str | None) -> tuple[float, ...]:
         raise UsageError("--speculative-acceptance", given, 'numbers with commas such as "0.7,0.6,0.5"') from None
 
 
+def _expert_groups(ep: int, all_ranks: bool, tp: int) -> int:
+    if all_ranks and ep not in {1, tp}:
+        raise UsageError("--ep with --enable-expert-parallel", ep, f"{tp}, which is what vLLM's flag means, or no --ep")
+    return tp if all_ranks else ep
+
+
 def _partition(given: str | None) -> tuple[int, ...] | None:
     if given is None:
         return None
@@ -196,18 +328,20 @@ def _partition(given: str | None) -> tuple[int, ...] | None:
         raise UsageError("--layer-partition", given, 'whole numbers with commas such as "15,15,15,16"') from None
 
 
-def _defaults_used(context: typer.Context, users: int) -> list[str]:
+def _defaults_used(context: typer.Context, load: Workload) -> list[str]:
     """Returns in words what a user did not say and pipesim assumed."""
     words = {
         "model": DEFAULT_MODEL,
         "hardware": DEFAULT_HARDWARE,
         "cuda_graph": "CUDA graphs",
-        "concurrency": f"{users} users in closed loop",
-        "submit_spacing": "submitted 0.2 ms apart",
-        "num_prompts": f"{WAVES} requests per user",
-        "input_len": "512 in",
-        "output_len": "256 out",
     }
+    if load.closed_loop:
+        words |= {"concurrency": f"{load.concurrency} users in closed loop", "submit_spacing": "submitted 0.2 ms apart"}
+        words["num_prompts"] = f"{WAVES} requests per user"
+    elif load.trace is None and load.duration_s is None:
+        words["num_prompts"] = f"{load.num_prompts} requests"
+    if load.trace is None:
+        words |= {"input_len": "512 in", "output_len": "256 out"}
     return [text for name, text in words.items() if _is_default(context, name)]
 
 

@@ -1,7 +1,7 @@
 """The question and its answer: a deployment and a load in, a `Prediction` out."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
@@ -15,9 +15,10 @@ from pipesim.metrics import Latency, Metrics, summarise
 from pipesim.passes import PassPricer
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.replicas import Share, deal, per_replica, pooled
 from pipesim.simulation import Detail, simulate
 from pipesim.timeline import Timeline
-from pipesim.workload import Batch, PrefillChunk, Workload
+from pipesim.workload import Batch, PrefillChunk, RequestSpec, Workload
 
 GIB = 2**30
 
@@ -178,35 +179,49 @@ class Predictor:
             InfeasibleDeployment: when the KV cache does not hold a single request of the load.
         """
         self._check_kv(workload)
+        specs = workload.draw(seed)
+        shares = deal(self.deployment.plan, workload, len(specs))
+        return pooled([self._simulate(specs[share.requests], share, detail) for share in shares])
+
+    def _simulate(self, specs: list[RequestSpec], share: Share, detail: Detail) -> Timeline:
+        """Returns the timeline of one replica."""
         requests = [
-            Request(index, spec.input_len, spec.output_len, workload.context_len, spec.submit_ps)
-            for index, spec in enumerate(workload.draw(seed))
+            Request(index, spec.input_len, spec.output_len, spec.context_len, spec.submit_ps)
+            for index, spec in enumerate(specs)
         ]
         return simulate(
             self.engine.policy(self.deployment, self.kv_capacity_tokens),
             self.price,
             requests,
             stages=self.deployment.plan.pp,
-            users=workload.concurrency if workload.request_rate is None else None,
+            users=share.users,
             idle_turn=self.price.idle_turn,
             detail=detail,
             operations=self.price.operations,
+            max_concurrency=share.max_concurrency,
         )
+
+    def _decode_slots(self, workload: Workload) -> tuple[int, int]:
+        """Returns micro-batches in flight and requests in each, of the replica with the most users."""
+        users, requests = per_replica(self.deployment.plan, workload)
+        own = replace(workload, concurrency=users, num_prompts=requests)
+        return self.engine.decode_slots(self.deployment, own, self.kv_capacity_tokens)
 
     def mid_decode(self, workload: Workload) -> Batch:
         """Returns the decode step of one slot at mid-length, if the load spreads evenly."""
-        _, requests = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
+        _, requests = self._decode_slots(workload)
         held = requests * (workload.context_len + workload.input_len + workload.output_len // 2)
         return self.engine.decode_batch(self.deployment, requests, held)
 
     def mid_prefill(self, workload: Workload) -> tuple[PrefillChunk, int]:
         """Returns one prefill launch of one slot, and how many of them a generation of its requests takes."""
-        _, requests = self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens)
-        prompt = requests * workload.input_len
+        _, requests = self._decode_slots(workload)
+        prompt = requests * (workload.input_len - workload.cached_len)
         launches = max(1, -(-prompt // self.engine.prefill_budget(self.deployment)))
         tokens, finished = -(-prompt // launches), -(-requests // launches)
-        attended = tokens * workload.context_len + tokens * (workload.input_len + 1) // 2
-        context = finished * workload.context_len
+        before = workload.context_len + workload.cached_len
+        attended = tokens * before + tokens * (workload.input_len - workload.cached_len + 1) // 2
+        context = finished * before
         absorbed = self.engine.absorbs_context and context > 0
         return PrefillChunk(tokens, finished, attended, finished, context, absorbed), launches
 
@@ -220,33 +235,47 @@ class Predictor:
     def steady_state(self, workload: Workload) -> SteadyState:
         """Returns the closed form of a load."""
         policy = self.engine.policy(self.deployment, self.kv_capacity_tokens)
-        prefill, launches = self.mid_prefill(workload)
-        return steady_state(
+        steady = steady_state(
             self.price,
             workload,
             policy.loop,
-            self.engine.decode_slots(self.deployment, workload, self.kv_capacity_tokens),
+            self._decode_slots(workload),
             self.mid_decode(workload),
-            prefill,
-            launches,
+            self.mid_prefill(workload),
             self.price.idle_turn,
             self.deployment.engine.tokens_per_step,
         )
+        rate = self.deployment.plan.replicas * steady.output_tokens_per_s
+        return replace(steady, output_tokens_per_s=rate)
 
-    def predict(self, workload: Workload, seeds: int, detail: Detail = "pass", first_seed: int = 0) -> Prediction:
-        """Returns the prediction of a load over some seeds."""
-        runs = tuple(summarise(self.simulate(workload, first_seed + seed, detail)) for seed in range(seeds))
+    def predict(
+        self,
+        workload: Workload,
+        seeds: int,
+        detail: Detail = "pass",
+        first_seed: int = 0,
+        observe: Callable[[int, Timeline], None] = lambda seed, timeline: None,
+    ) -> Prediction:
+        """Returns the prediction of a load over some seeds, of a trace from one run; `observe` sees every run."""
+
+        def run(seed: int) -> Metrics:
+            timeline = self.simulate(workload, seed, detail)
+            observe(seed, timeline)
+            return summarise(timeline, workload.warm_up)
+
+        runs = tuple(run(first_seed + seed) for seed in range(1 if workload.trace else seeds))
         memory = tuple(rank_memory(self.deployment, stage) for stage in range(self.deployment.plan.pp))
         return Prediction(
             self.deployment, workload, detail, self.kv_capacity_tokens, memory, runs, self.steady_state(workload)
         )
 
     def _check_kv(self, workload: Workload) -> None:
-        if workload.tokens_per_request > self.kv_capacity_tokens:
+        room = self.kv_capacity_tokens // self.deployment.plan.attention_dp
+        if workload.tokens_per_request > room:
             raise InfeasibleDeployment(
                 [
                     f"One request of this load takes up to {workload.tokens_per_request:,} tokens of KV cache; "
                     f"{self.deployment.plan} on {self.deployment.hardware.name} has room for "
-                    f"{self.kv_capacity_tokens:,}."
+                    f"{room:,}."
                 ]
             )

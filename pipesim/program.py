@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipesim.deployment import Deployment
-from pipesim.families import Section, family_of
+from pipesim.families import Section, batch_on_rank, family_of
 from pipesim.ops import Collective, SendRecv, StageOp
 from pipesim.profiles.model import STORAGE_BYTES
 from pipesim.workload import Batch
@@ -33,7 +33,7 @@ def stage_sections(deployment: Deployment, stage: int) -> tuple[SectionRun, ...]
     dense = deployment.dense_layers(stage)
     runs = [
         SectionRun("embedding", int(stage == 0)),
-        SectionRun("receive", int(stage > 0 and deployment.plan.tp > 1)),
+        SectionRun("receive", int(stage > 0 and deployment.plan.attention_tp > 1)),
         SectionRun("dense_layer", dense),
         SectionRun("expert_layer", deployment.layers[stage] - dense),
         SectionRun("head", int(stage == deployment.plan.pp - 1)),
@@ -49,9 +49,7 @@ def lower(deployment: Deployment, batch: Batch) -> PassProgram:
     stages = tuple(stage_sections(deployment, stage) for stage in range(plan.pp))
     sections = {run.section for runs in stages for run in runs}
     operations = {
-        section: _receive(deployment, batch)
-        if section == "receive"
-        else family.operations(model, section, batch, plan.tp)
+        section: _receive(deployment, batch) if section == "receive" else family.operations(model, section, batch, plan)
         for section in sections
     }
     sends = tuple(_sends(deployment, batch, stage) for stage in range(plan.pp - 1))
@@ -66,9 +64,13 @@ def _receive(deployment: Deployment, batch: Batch) -> list[StageOp]:
 
 
 def _sends(deployment: Deployment, batch: Batch, stage: int) -> tuple[SendRecv, ...]:
-    """Hidden state and residual, each rank its 1/tp slice (SGLang parallel_state.py `send_tensor_dict`)."""
+    """Hidden state and residual, each rank its 1/tp slice (SGLang parallel_state.py `send_tensor_dict`).
+
+    With attention split by request each rank sends the rows of its own requests: as many, on the fullest rank.
+    """
     model, plan, hardware = deployment.model, deployment.plan, deployment.hardware
-    size = 2 * STORAGE_BYTES[model.precision.activations] * batch.tokens * model.hidden_size / plan.tp
+    size = 2 * STORAGE_BYTES[model.precision.activations] * batch_on_rank(batch, plan.attention_dp).tokens
+    size *= model.hidden_size / plan.attention_tp
     return tuple(
         SendRecv(size, hardware.same_group(sender, receiver), deployment.engine.peer_access, tensors=2)
         for sender, receiver in zip(plan.stage_gpus(stage), plan.stage_gpus(stage + 1), strict=True)

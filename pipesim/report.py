@@ -1,5 +1,6 @@
 """Answers for people and for scripts: one 80-column screen, one JSON object. Nothing is computed here but layout."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from pipesim.prediction import Prediction
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
 from pipesim.validate import Comparison, Validation
 from pipesim.whatif import Explanation
+from pipesim.workload import Workload
 
 WIDTH = 80
 GIB = 2**30
@@ -35,6 +37,7 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             "engine": deployment.engine.name,
             "tp": deployment.plan.tp,
             "pp": deployment.plan.pp,
+            **deployment.plan.further_kinds,
             "layer_partition": list(deployment.layers),
             "cuda_graph": deployment.engine.cuda_graph,
         },
@@ -45,7 +48,13 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             "num_prompts": workload.num_prompts,
             "random_range_ratio": workload.random_range_ratio,
             "context_len": workload.context_len,
-            "request_rate": workload.request_rate,
+            "request_rate": "inf" if workload.request_rate == math.inf else workload.request_rate,
+            "burstiness": workload.burstiness,
+            "max_concurrency": workload.max_concurrency,
+            "duration_s": workload.duration_s,
+            "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
+            "warm_up": workload.warm_up,
+            "trace": str(workload.trace.path) if workload.trace else None,
             "seeds": len(prediction.runs),
         },
         "metrics": metrics,
@@ -59,7 +68,8 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
         "binding_limit": binding_limit(prediction),
         "notes": notes(prediction),
         "gpus": [
-            _gpu_json(prediction, stage, rank)
+            _gpu_json(prediction, stage, rank, replica)
+            for replica in range(deployment.plan.replicas)
             for stage in range(deployment.plan.pp)
             for rank in range(deployment.plan.tp)
         ],
@@ -67,12 +77,12 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _gpu_json(prediction: Prediction, stage: int, rank: int) -> dict[str, Any]:
+def _gpu_json(prediction: Prediction, stage: int, rank: int, replica: int) -> dict[str, Any]:
     deployment, memory = prediction.deployment, prediction.memory[stage]
     busy, bubble = prediction.stage_share(stage)
     first = deployment.first_layer(stage)
     return {
-        "gpu": deployment.plan.stage_gpus(stage)[rank],
+        "gpu": deployment.plan.stage_gpus(stage, replica)[rank],
         "stage": stage,
         "tp_rank": rank,
         "layers": [first, first + deployment.layers[stage]],
@@ -122,7 +132,6 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     """Returns the screen that `predict` prints."""
     confidence = Confidence(prediction)
     low, high = confidence.interval("output_tokens_per_s")
-    seeds = prediction.over_seeds("output_tokens_per_s")
     steady = prediction.closed_form
     output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
     requests = prediction.mean("request_throughput_per_s")
@@ -132,7 +141,7 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         "",
         f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {requests:.2f} req/s",
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
-        f"{'':<13}{min(seeds):>9,.1f} to {max(seeds):,.1f} tok/s over {len(seeds)} seeds of lengths and arrivals",
+        *([] if prediction.workload.trace else [_over_seeds(prediction.over_seeds("output_tokens_per_s"))]),
         f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
         f"{'':<13}{'':>9} step {_time(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
         "",
@@ -158,17 +167,44 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _over_seeds(rates: Sequence[float]) -> str:
+    return f"{'':<13}{min(rates):>9,.1f} to {max(rates):,.1f} tok/s over {len(rates)} seeds of lengths and arrivals"
+
+
 def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
     deployment, workload = prediction.deployment, prediction.workload
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
     plan = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
-    load = f"{workload.concurrency} users" if workload.request_rate is None else f"{workload.request_rate:g} req/s"
+    text = textwrap.wrap(f"load: {_arrivals(workload)} of {_lengths(workload)}", WIDTH, subsequent_indent="  ")
+    if workload.warm_up:
+        text.append(f"metrics from the end of the first {workload.warm_up:,} requests on, without these")
+    assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
+    return [plan, *text, *assumed]
+
+
+def _arrivals(workload: Workload) -> str:
+    requests = f"{workload.num_prompts:,} requests"
+    if workload.closed_loop:
+        return f"{workload.concurrency} users, {requests}"
+    limit = f", at most {workload.max_concurrency:,} in the server" if workload.max_concurrency else ""
+    if workload.trace is not None:
+        return f"trace {workload.trace.path.name} ({workload.trace.form}){limit}, {requests}"
+    if workload.request_rate == math.inf:
+        return f"all at once{limit}, {requests}"
+    burstiness = f" of burstiness {workload.burstiness:g}" if workload.burstiness != 1.0 else ""
+    rate, until = workload.request_rate or 0.0, ""
+    if workload.duration_s:
+        until = f", sent for {workload.duration_s:g} s"
+        requests = f"at most {requests}" if workload.num_prompts <= rate * workload.duration_s else "requests"
+    return f"{rate:g} req/s{burstiness}{limit}{until}, {requests}"
+
+
+def _lengths(workload: Workload) -> str:
     spread = f" ±{workload.random_range_ratio:.0%}" if workload.random_range_ratio else ""
     context = f", {workload.context_len:,} in context" if workload.context_len else ""
-    lengths = f"{workload.input_len:,} in, {workload.output_len:,} out{spread}{context}"
-    text = f"load: {load}, {workload.num_prompts:,} requests of {lengths}"
-    assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
-    return [plan, text, *assumed]
+    mean = " on average" if workload.trace else ""
+    cached = f", {workload.cached_len:,} of the prompt cached" if workload.cached_len else ""
+    return f"{workload.input_len:,} in, {workload.output_len:,} out{spread}{mean}{cached}{context}"
 
 
 def _latencies(prediction: Prediction, confidence: Confidence) -> list[str]:

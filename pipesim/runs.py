@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.errors import ProfileError
+from pipesim.errors import PipesimError, ProfileError
 from pipesim.measured import MeasuredRun, Runs
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.store import available, load_hardware, load_model, read_toml, validated
@@ -36,7 +36,18 @@ def _refuse_double_use(files: Mapping[Path, Runs]) -> None:
 
 
 def predict_run(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None = None) -> Prediction:
-    """Returns the prediction of one run; `scale` puts factors on prices (see `CostModel`)."""
+    """Returns the prediction of one run; `scale` puts factors on prices (see `CostModel`).
+
+    Raises:
+        PipesimError: when the run cannot be predicted; the text names it.
+    """
+    try:
+        return _predict(run, seeds, scale)
+    except PipesimError as error:
+        raise PipesimError(f'run "{run.id}": {error}') from None
+
+
+def _predict(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None = None) -> Prediction:
     load = run.workload
     workload = Workload(
         concurrency=load.concurrency,
@@ -45,12 +56,17 @@ def predict_run(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None 
         output_len=load.output_len,
         random_range_ratio=load.random_range_ratio,
         context_len=load.context_len,
+        spacing_s=load.spacing,
         request_rate=load.request_rate,
+        burstiness=load.burstiness,
+        max_concurrency=load.max_concurrency,
+        prefix_cache_hit_rate=load.prefix_cache_hit_rate,
+        warm_up=load.warm_up,
     )
     deployment = deploy(
         load_model(run.model),
         load_hardware(run.hardware),
-        ParallelPlan(run.plan.tp, run.plan.pp, run.plan.layer_partition),
+        ParallelPlan(**run.plan.model_dump()),
         EngineSettings(**run.engine.model_dump()),
     )
     return Predictor(deployment, scale).predict(workload, seeds)

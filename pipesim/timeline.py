@@ -59,7 +59,17 @@ class Timeline:
     """[G] how many requests saw that gap."""
     cycle: Clock
     """[C] times from one decode result of a slot to the next."""
+    context_len: Clock
+    """[R] tokens in the KV cache before each request's prompt, a cached prefix among them."""
+    request_slot: Clock
+    """[R] the slot that served each request."""
+    gaps_by_end: Clock
+    """[R] entries of `gap` recorded when the first, second, … request ended."""
+    cycles_by_end: Clock
+    """[R] entries of `cycle` recorded by then."""
     op_spans: tuple[OpSpan, ...] = ()
+    replicas: tuple["Timeline", ...] = ()
+    """The runs of several servers that this one pools, if it does."""
 
     @property
     def window(self) -> tuple[int, int]:

@@ -40,19 +40,21 @@ def parse_quantity(given: object, unit: str) -> float:
     """
     wanted = f'a quantity in {unit} such as "{type_examples[unit]}"'
     if not isinstance(given, str):
-        raise ValueError(f"{given!r} has no unit; {wanted} is wanted")
+        raise ValueError(f"{given!r} without a unit; {wanted} is wanted")
     try:
         quantity = Quantity(given, binary=True)
     except InvalidNumber:
-        raise ValueError(f'"{given}" is not a quantity; {wanted} is wanted') from None
+        quantity = None
+    if quantity is None or set(given) & {",", "_"}:
+        raise ValueError(f'"{given}", which is no quantity; {wanted} is wanted')
     if quantity.units.replace("b", "B") == unit and quantity.units != unit:
-        raise ValueError(f'"{given}" counts bits (b); {wanted} is wanted: 8 bits are one byte (B)')
+        raise ValueError(f'"{given}", which counts bits, 8 to a byte; {wanted} is wanted')
     if quantity.units != unit:
-        found = f'the unit "{quantity.units}"' if quantity.units else "no unit"
-        raise ValueError(f'"{given}" has {found}; {wanted} is wanted')
+        found = f'with the unit "{quantity.units}"' if quantity.units else "without a unit"
+        raise ValueError(f'"{given}" {found}; {wanted} is wanted')
     value = float(quantity)
     if not math.isfinite(value) or value < 0:
-        raise ValueError(f'"{given}" is not a finite number of at least zero; {wanted} is wanted')
+        raise ValueError(f'"{given}", which is not finite and at least zero; {wanted} is wanted')
     return value
 
 
@@ -85,13 +87,18 @@ def _schema(unit: str) -> dict[str, Any]:
 Seconds = Annotated[float, BeforeValidator(_reader("s")), PlainSerializer(_writer("s")), WithJsonSchema(_schema("s"))]
 Bytes = Annotated[float, BeforeValidator(_reader("B")), PlainSerializer(_writer("B")), WithJsonSchema(_schema("B"))]
 BytesPerSecond = Annotated[
-    float, BeforeValidator(_reader("B/s")), Field(gt=0), PlainSerializer(_writer("B/s")), WithJsonSchema(_schema("B/s"))
+    float,
+    BeforeValidator(_reader("B/s")),
+    Field(ge=1e3),
+    PlainSerializer(_writer("B/s")),
+    WithJsonSchema(_schema("B/s")),
 ]
 FlopsPerSecond = Annotated[
     float,
     BeforeValidator(_reader("FLOP/s")),
-    Field(gt=0),
+    Field(ge=1e6),
     PlainSerializer(_writer("FLOP/s")),
     WithJsonSchema(_schema("FLOP/s")),
 ]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+EfficiencyFraction = Annotated[float, Field(ge=1e-4, le=1.0)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pvariance
 from typing import Literal
 
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, EngineSettings
 from pipesim.engines import ENGINES, all_reduce_preference
 from pipesim.errors import PipesimError
 from pipesim.passes import StagePrice
@@ -120,7 +120,7 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
         ]
     if settings.kv_cache_dtype == "auto":
         candidates.append(("an FP8 KV cache (--kv-cache-dtype fp8)", replace(settings, kv_cache_dtype="fp8"), hardware))
-    own = ParallelPlan(plan.tp, plan.pp, deployment.layers)
+    own = replace(plan, layer_partition=deployment.layers)
     for label, changed, box in candidates:
         try:
             yield label, deploy(deployment.model, box, own, changed)
@@ -129,7 +129,7 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
     partition = balanced_partition(deployment, workload)
     if partition != deployment.layers:
         text = ",".join(map(str, partition))
-        moved = ParallelPlan(plan.tp, plan.pp, partition)
+        moved = replace(plan, layer_partition=partition)
         yield f"layers split {text} (--layer-partition)", deploy(deployment.model, hardware, moved, settings)
 
 
@@ -138,11 +138,12 @@ def _pipeline_switches(deployment: Deployment, workload: Workload) -> list[tuple
     if pp == 1 or not ENGINES[settings.name].slots_are_flags:
         return []
     found = []
+    users = -(-workload.concurrency // deployment.plan.replicas)
     for depth in {0, 1, 2} - {settings.pp_async_batch_depth}:
-        cap = -(-workload.concurrency // (pp + depth))
+        cap = -(-users // (pp + depth))
         label = f"async depth {depth}, slot cap {cap} (--pp-async-batch-depth {depth})"
         found.append((label, replace(settings, pp_async_batch_depth=depth, pp_max_micro_batch_size=cap), hardware))
-    even = -(-workload.concurrency // (pp + settings.pp_async_batch_depth))
+    even = -(-users // (pp + settings.pp_async_batch_depth))
     if settings.pp_max_micro_batch_size != even:
         label = f"slot cap {even} (--pp-max-micro-batch-size {even})"
         found.append((label, replace(settings, pp_max_micro_batch_size=even), hardware))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipesim.errors import UsageError
+from pipesim.traces import LONGEST_SPAN_S, Trace
 from pipesim.units import to_picoseconds
 
 KV_BLOCK_TOKENS = 64
@@ -18,6 +19,7 @@ LIMITS = {
     "--input-len": (1, 10_000_000),
     "--output-len": (1, 1_000_000),
     "--context-len": (0, 10_000_000),
+    "--warm-up": (0, 1_000_000),
 }
 
 
@@ -140,7 +142,10 @@ class RequestSpec(NamedTuple):
     submit_ps: int
     """Time after the start at which it is sent, or 0 for "when a user is free"."""
     input_len: int
+    """Prompt tokens to prefill."""
     output_len: int
+    context_len: int = 0
+    """Tokens in the KV cache before."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,9 @@ class Workload:
 
     Closed loop when `request_rate` is None: `concurrency` users send their first requests one after another,
     exponential gaps of `spacing_s` on average apart, and each sends its next one when its last one has ended.
-    Open loop otherwise: Poisson arrivals, and at most `concurrency` requests in the server when that is given.
+    Open loop otherwise: random arrivals, or those of a `trace`, and at most `max_concurrency` requests in the server
+    when that is given: a request beyond waits at the client, and its latencies count from its sending (the semaphore
+    of `vllm bench serve --max-concurrency`).
 
     Raises:
         UsageError: for a number that is zero, negative, not finite, or absurd; it names the flag.
@@ -165,7 +172,21 @@ class Workload:
     """Tokens already in the KV cache of each request: its input is then not prefilled beyond one token."""
     spacing_s: float = 0.0002
     request_rate: float | None = None
-    """Requests per second of the open loop."""
+    """Requests per second of the open loop; infinite for all at once."""
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the gaps between arrivals: 1 is Poisson, less comes in bursts, more is
+    steadier (vLLM benchmarks/serve.py `get_request`)."""
+    max_concurrency: int | None = None
+    """Most requests in the server in the open loop."""
+    duration_s: float | None = None
+    """Requests of the open loop that would be sent later than this [s] are left out."""
+    prefix_cache_hit_rate: float = 0.0
+    """Share of every prompt that is in the KV cache already; at least one token of a prompt is prefilled."""
+    warm_up: int = 0
+    """The first requests, by completion, that are left out of the metrics; the window begins as the last of them ends.
+    """
+    trace: Trace | None = None
+    """Arrivals and lengths of the open loop; `input_len` and `output_len` are then its means."""
 
     def __post_init__(self) -> None:
         given = {
@@ -174,6 +195,7 @@ class Workload:
             "--input-len": self.input_len,
             "--output-len": self.output_len,
             "--context-len": self.context_len,
+            "--warm-up": self.warm_up,
         }
         for flag, value in given.items():
             low, high = LIMITS[flag]
@@ -183,31 +205,91 @@ class Workload:
             raise UsageError("--random-range-ratio", self.random_range_ratio, "a number from 0 to 1")
         if not (math.isfinite(self.spacing_s) and 0.0 <= self.spacing_s <= 3600.0):
             raise UsageError("--submit-spacing", self.spacing_s, "a time from 0 s to 3600 s")
-        if self.request_rate is not None and not (math.isfinite(self.request_rate) and 0 < self.request_rate <= 1e6):
-            raise UsageError("--request-rate", self.request_rate, "requests per second above 0 and at most 1,000,000")
+        if not 0.0 <= self.prefix_cache_hit_rate <= 1.0:
+            raise UsageError("--prefix-cache-hit-rate", self.prefix_cache_hit_rate, "a share from 0 to 1")
+        self._check_arrivals()
+
+    def _check_arrivals(self) -> None:
+        rate, burstiness, duration = self.request_rate, self.burstiness, self.duration_s
+        if rate is not None and not (0 < rate <= 1e6 or rate == math.inf):
+            raise UsageError("--request-rate", rate, "requests per second above 0 and at most 1,000,000, or inf")
+        if not 0.001 <= burstiness <= 1e6:
+            raise UsageError("--burstiness", burstiness, "a number from 0.001 to 1,000,000")
+        if burstiness != 1.0 and (rate is None or rate == math.inf):
+            raise UsageError("--burstiness", burstiness, "1 unless a finite --request-rate is given,")
+        if duration is not None and not 0 < duration <= LONGEST_SPAN_S:
+            raise UsageError("--duration", duration, f"a time above 0 s and at most {LONGEST_SPAN_S:,} s")
+        if duration is not None and self.closed_loop:
+            raise UsageError("--duration", duration, "a duration with --request-rate or --trace only")
+        low, high = LIMITS["--concurrency"]
+        if self.max_concurrency is not None and not low <= self.max_concurrency <= high:
+            raise UsageError("--max-concurrency", self.max_concurrency, f"a whole number from {low} to {high:,}")
+        if self.max_concurrency is not None and self.closed_loop:
+            raise UsageError("--max-concurrency", self.max_concurrency, "a limit with --request-rate or --trace only")
+        if self.trace is not None and rate is not None:
+            raise UsageError("--request-rate", rate, "no rate beside a trace, which has its own arrivals,")
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether users wait for their answers before they ask again."""
+        return self.request_rate is None and self.trace is None
+
+    @property
+    def cached_len(self) -> int:
+        """Mean prompt tokens that are in the KV cache already."""
+        return (
+            self.trace.mean_lengths[2] if self.trace and not self.prefix_cache_hit_rate else self._hit(self.input_len)
+        )
+
+    def _hit(self, input_len: int) -> int:
+        return min(math.floor(self.prefix_cache_hit_rate * input_len + 1e-9), input_len - 1)
 
     @property
     def tokens_per_request(self) -> int:
         """Most tokens that one request of this workload can hold in the KV cache."""
+        if self.trace is not None:
+            return self.context_len + self.trace.longest
         longest = 1.0 + self.random_range_ratio
         return self.context_len + math.floor(self.input_len * longest) + math.floor(self.output_len * longest)
 
     def draw(self, seed: int) -> list[RequestSpec]:
         """Returns the requests of one run; the same seed gives the same run."""
+        if self.trace is not None:
+            return self._replay(self.trace)
         generator = np.random.default_rng(seed)
         inputs = self._lengths(generator, self.input_len)
         outputs = self._lengths(generator, self.output_len)
         if self.request_rate is not None:
-            gaps = generator.exponential(1.0 / self.request_rate, self.num_prompts)
+            gaps = self._gaps(generator, self.request_rate)
             submits = np.cumsum(gaps) - gaps[0]
+            if self.duration_s is not None:
+                submits = submits[submits <= self.duration_s]
         else:
             first = min(self.concurrency, self.num_prompts)
             gaps = generator.exponential(self.spacing_s, first) if self.spacing_s else np.zeros(first)
             submits = np.concatenate([np.cumsum(gaps) - gaps[0], np.zeros(self.num_prompts - first)])
         return [
-            RequestSpec(to_picoseconds(submit), int(length_in), int(length_out))
-            for submit, length_in, length_out in zip(submits, inputs, outputs, strict=True)
+            self._request(to_picoseconds(submit), int(length_in), int(length_out), self._hit(int(length_in)))
+            for submit, length_in, length_out in zip(submits, inputs, outputs, strict=False)
         ]
+
+    def _replay(self, trace: Trace) -> list[RequestSpec]:
+        cached = trace.cached_len.tolist()
+        if self.prefix_cache_hit_rate:
+            cached = [self._hit(length) for length in trace.input_len.tolist()]
+        columns = trace.arrival_ps.tolist(), trace.input_len.tolist(), trace.output_len.tolist(), cached
+        return [self._request(*row) for row in zip(*columns, strict=True)]
+
+    def _request(self, submit_ps: int, input_len: int, output_len: int, cached: int) -> RequestSpec:
+        return RequestSpec(submit_ps, input_len - cached, output_len, self.context_len + cached)
+
+    def _gaps(self, generator: np.random.Generator, rate: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Draws the times [s] between arrivals."""
+        if rate == math.inf:
+            return np.zeros(self.num_prompts)
+        if self.burstiness == 1.0:
+            return generator.exponential(1.0 / rate, self.num_prompts)
+        return generator.gamma(self.burstiness, 1.0 / (rate * self.burstiness), self.num_prompts)
 
     def _lengths(self, generator: np.random.Generator, mean: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         low = max(1, math.ceil(mean * (1.0 - self.random_range_ratio)))

@@ -17,6 +17,7 @@ from pipesim.calibration.solve import errors_of
 from pipesim.cost import CostModel
 from pipesim.cost.collectives import curve_seconds
 from pipesim.cost.experts import counted_expert_work
+from pipesim.deployment import ParallelPlan
 from pipesim.errors import ProfileError, UsageError
 from pipesim.families import family_of
 from pipesim.importers import kernel_tables as kernels
@@ -144,7 +145,7 @@ def test_what_is_fitted_is_what_is_priced(box: HardwareProfile, heads: int, requ
 
 @pytest.mark.parametrize("tp", [1, 8])
 def test_a_measured_expert_layer_is_the_models_own(kimi: ModelProfile, tp: int) -> None:
-    ops = family_of(kimi).operations(kimi, "expert_layer", DecodeStep(16, 1000, 16, False), tp)
+    ops = family_of(kimi).operations(kimi, "expert_layer", DecodeStep(16, 1000, 16, False), ParallelPlan(tp))
     own = next(op for op in ops if isinstance(op, Experts))
     measured = experts_op(MoeRow(16, 7168, 2048, 8, 384, tp, None, 1.0), "int4-g32")
     for name in ("weights_per_expert", "bytes_per_weight", "bytes_per_token", "tokens", "experts", "top_k"):
@@ -265,5 +266,5 @@ class TestWriting:
 def test_every_shipped_box_of_the_tables_prices_a_decode_step(name: str, kimi: ModelProfile) -> None:
     hardware = load_hardware(name)
     model = CostModel(hardware, "graph")
-    for op in family_of(kimi).operations(kimi, "expert_layer", DecodeStep(16, 1000, 16, True), 8):
+    for op in family_of(kimi).operations(kimi, "expert_layer", DecodeStep(16, 1000, 16, True), ParallelPlan(8)):
         assert 0 < model.price(op).seconds < 5e-3 or op.category == "dense"

@@ -28,6 +28,7 @@ def predictor(tp: int, pp: int, box: HardwareProfile = BOX, **flags: object) -> 
 def deployments(draw: st.DrawFn) -> Deployment:
     """Any split of the box under any engine settings."""
     tp, pp = draw(st.sampled_from(SPLITS))
+    running = draw(st.none() | st.integers(1, 40))
     return deploy(
         KIMI,
         BOX,
@@ -35,9 +36,9 @@ def deployments(draw: st.DrawFn) -> Deployment:
         EngineSettings(
             name=draw(st.sampled_from(["sglang", "vllm"])),
             cuda_graph=draw(st.booleans()),
-            pp_max_micro_batch_size=draw(st.none() | st.integers(1, 16)),
+            pp_max_micro_batch_size=draw(st.none() | st.integers(1, min(16, running or 16))),
             pp_async_batch_depth=draw(st.integers(0, 2)),
-            max_running_requests=draw(st.none() | st.integers(1, 40)),
+            max_running_requests=running,
             chunked_prefill_size=draw(st.none() | st.integers(16, 600)),
             peer_access=draw(st.booleans()),
             async_scheduling=draw(st.booleans()),

@@ -53,7 +53,7 @@ def test_five_microseconds_can_be_written_as_people_write_them(text: str) -> Non
 
 @given(st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.lists(st.integers(), max_size=2)), units)
 def test_a_bare_number_is_refused(bare: object, unit: str) -> None:
-    with pytest.raises(ValueError, match=r"has no unit; .* is wanted") as refused:
+    with pytest.raises(ValueError, match=r"without a unit; .* is wanted") as refused:
         parse_quantity(bare, unit)
     assert repr(bare) in str(refused.value)
     assert type_examples[unit] in str(refused.value)
@@ -61,7 +61,7 @@ def test_a_bare_number_is_refused(bare: object, unit: str) -> None:
 
 @given(st.integers(0, 10**12), units)
 def test_a_bare_number_in_quotes_is_refused(bare: int, unit: str) -> None:
-    with pytest.raises(ValueError, match=f'"{bare}" has no unit; .* is wanted'):
+    with pytest.raises(ValueError, match=f'"{bare}" without a unit; .* is wanted'):
         parse_quantity(str(bare), unit)
 
 
@@ -69,7 +69,7 @@ def test_a_bare_number_in_quotes_is_refused(bare: int, unit: str) -> None:
     ("text", "unit"), [("64 Gb/s", "B/s"), ("1 Gib/s", "B/s"), ("8 b", "B"), ("96 Gib", "B"), ("96 Gb", "B")]
 )
 def test_bits_are_no_bytes(text: str, unit: str) -> None:
-    with pytest.raises(ValueError, match=r"counts bits .* 8 bits are one byte") as refused:
+    with pytest.raises(ValueError, match=r"counts bits, 8 to a byte") as refused:
         parse_quantity(text, unit)
     assert text in str(refused.value)
 
@@ -115,14 +115,14 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 @given(values, units)
 def test_a_negative_quantity_is_refused(value: float, unit: str) -> None:
     assume(value > 0)
-    with pytest.raises(ValueError, match="is not a finite number of at least zero"):
+    with pytest.raises(ValueError, match="is not finite and at least zero"):
         parse_quantity(f"-{value!r} {unit}", unit)
 
 
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e999"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_what_is_not_finite_is_refused(number: str, unit: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a finite number|is not a quantity"):
+    with pytest.raises(ValueError, match=r"is not finite|is no quantity"):
         parse_quantity(f"{number} {unit}", unit)
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil
 
 import numpy as np
 
+from pipesim.cost.placement import busiest_distinct, busiest_surplus
 from pipesim.ops import Experts, Work
 
 Probabilities = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -38,7 +40,10 @@ def distinct_experts(tokens: float, experts: int, top_k: int, skew: float) -> fl
 
 
 def block_rows(tokens: float, experts: int, top_k: int) -> int:
-    """Returns the rows of one block: the smallest whose blocks would be less than 0.9 full on average, else 64."""
+    """Returns the rows of one block: the smallest whose blocks would be less than 0.9 full on average, else 64.
+
+    `experts` are those of the rank, over which the kernel spreads the rows of all tokens (fused_marlin_moe.py).
+    """
     for rows in BLOCK_ROWS:
         if tokens * top_k / experts / rows < 0.9:
             return rows
@@ -51,11 +56,17 @@ def row_blocks(tokens: float, experts: int, top_k: int, skew: float) -> float:
     With n tokens on an expert spread over many residues, the mean of ceil(n / block) is n/block + (1 − 1/block)/2
     where the expert is touched, and never less than the probability that it is.
     """
-    block = block_rows(tokens, experts, top_k)
+    _, blocks = _per_expert(tokens, experts, top_k, skew, block_rows(tokens, experts, top_k))
+    return float(blocks.sum())
+
+
+def _per_expert(
+    tokens: float, experts: int, top_k: int, skew: float, block: int
+) -> tuple[Probabilities, Probabilities]:
+    """Returns for each expert the probability to be touched, and its expected row blocks of `block` rows."""
     probabilities = expert_probabilities(experts, top_k, skew)
     touched = 1.0 - (1.0 - probabilities) ** tokens
-    blocks = np.maximum(touched, tokens * probabilities / block + touched * (1.0 - 1.0 / block) / 2.0)
-    return float(blocks.sum())
+    return touched, np.maximum(touched, tokens * probabilities / block + touched * (1.0 - 1.0 / block) / 2.0)
 
 
 @lru_cache(maxsize=8192)
@@ -63,14 +74,21 @@ def expert_work(op: Experts, weight_reread: float) -> Work:
     """Returns the work of the two GEMMs over the routed experts of one layer on one rank.
 
     Bytes follow distinct experts, each read again in part for every further row block; arithmetic follows padded rows.
-    Padding rows of a captured graph all take one route: they add at most top_k experts that no real token touched.
+    Padding rows of a captured graph all take one route: they add at most top_k experts that no real token touched, and
+    the blocks that their rows fill there.
+    With expert parallelism the rank is the busiest one, which the others wait for at the AllReduce.
     """
     distinct = distinct_experts(op.tokens, op.experts, op.top_k, op.routing_skew)
+    block = block_rows(op.tokens + op.padding_tokens, op.experts // op.ranks, op.top_k)
+    touched, blocks = _per_expert(op.tokens, op.experts, op.top_k, op.routing_skew, block)
+    surplus = float(blocks.sum()) - distinct
     if op.padding_tokens:
-        distinct += op.top_k * (1.0 - distinct / op.experts)
-    rows = op.tokens + op.padding_tokens
-    blocks = max(distinct, row_blocks(rows, op.experts, op.top_k, op.routing_skew))
-    return _work(op, distinct, blocks, weight_reread)
+        fresh = op.top_k * (1.0 - distinct / op.experts)
+        distinct, surplus = distinct + fresh, surplus + op.top_k * ceil(op.padding_tokens / block) - fresh
+    if op.ranks > 1:
+        distinct = busiest_distinct(distinct, op.experts, op.ranks)
+        surplus = busiest_surplus(touched, blocks, op.ranks)
+    return _work(op, distinct, distinct + max(0.0, surplus), weight_reread)
 
 
 def counted_expert_work(op: Experts, rows_per_expert: Sequence[int], weight_reread: float) -> Work:
@@ -81,7 +99,12 @@ def counted_expert_work(op: Experts, rows_per_expert: Sequence[int], weight_rere
 
 
 def _work(op: Experts, distinct: float, blocks: float, weight_reread: float) -> Work:
-    flops = 2.0 * op.weights_per_expert * blocks * block_rows(op.tokens + op.padding_tokens, op.experts, op.top_k)
+    flops = (
+        2.0
+        * op.weights_per_expert
+        * blocks
+        * block_rows(op.tokens + op.padding_tokens, op.experts // op.ranks, op.top_k)
+    )
     reads = distinct + weight_reread * (blocks - distinct)
     return Work(flops, reads * op.weights_per_expert * op.bytes_per_weight)
 

@@ -26,14 +26,19 @@ class RankMemory:
 
 
 def weight_bytes(deployment: Deployment, stage: int) -> float:
-    """Returns the text weights [B] on each GPU of one stage: sharded tensors divided over TP, replicated ones whole."""
-    model, tp = deployment.model, deployment.plan.tp
+    """Returns the text weights [B] on each GPU of one stage: sharded tensors divided over TP, replicated ones whole.
+
+    Expert parallelism shares out whole experts in place of columns: the same bytes. Attention split by request holds
+    the tensors of attention and the embedding whole (SGLang models/deepseek_v2.py).
+    """
+    model, plan = deployment.model, deployment.plan
     family = family_of(model)
     total = 0.0
     for run in stage_sections(deployment, stage):
         for tensor in family.tensors(model, run.section):
             storage = getattr(model.precision, tensor.precision)
-            share = tensor.parameters / tp if tensor.sharded else tensor.parameters
+            ranks = plan.attention_tp if tensor.by_request else plan.tp
+            share = tensor.parameters / ranks if tensor.sharded else tensor.parameters
             total += run.times * STORAGE_BYTES[storage] * share
     return total
 
@@ -55,9 +60,9 @@ def model_bytes(model: ModelProfile) -> float:
 
 def absorbed_copy_bytes(deployment: Deployment, stage: int) -> float:
     """Returns the copies of kv_b_proj [B] that absorbed attention keeps beside the original (w_kc, w_vc)."""
-    attention, tp = deployment.model.attention, deployment.plan.tp
+    attention, ranks = deployment.model.attention, deployment.plan.attention_tp
     per_layer = attention.heads * attention.kv_lora_rank * (attention.qk_nope_head_dim + attention.v_head_dim)
-    return STORAGE_BYTES[deployment.model.precision.attention] * per_layer / tp * deployment.layers[stage]
+    return STORAGE_BYTES[deployment.model.precision.attention] * per_layer / ranks * deployment.layers[stage]
 
 
 def rank_memory(deployment: Deployment, stage: int) -> RankMemory:
@@ -67,6 +72,10 @@ def rank_memory(deployment: Deployment, stage: int) -> RankMemory:
 
 
 def kv_bytes_per_token(deployment: Deployment, stage: int) -> float:
-    """Returns the KV cache [B] per token on each GPU of one stage. The latent of MLA is replicated over TP."""
-    model = deployment.model
-    return STORAGE_BYTES[model.precision.kv_cache] * model.attention.kv_elements * deployment.layers[stage]
+    """Returns the KV cache [B] per token on each GPU of one stage, averaged over its GPUs.
+
+    The latent of MLA is replicated over TP. Where attention is split by request a token lies on one rank only, and
+    decode context parallelism deals the tokens of a request out over its ranks.
+    """
+    model, shards = deployment.model, deployment.plan.kv_shards
+    return STORAGE_BYTES[model.precision.kv_cache] * model.attention.kv_elements * deployment.layers[stage] / shards

@@ -121,9 +121,12 @@ class CostModel:
     def _collective(self, op: Collective) -> Cost:
         if op.ranks == 1:
             return Cost(0.0, "link", "measured")
-        curve = find_curve(self.hardware, op, self.launch, self.all_reduce) if self.peer_access else None
-        if curve is None:
-            return Cost(schedule_seconds(op, self.hardware.peer_links, self.peer_access), "link", "datasheet")
+        curve = find_curve(self.hardware, op, self.launch, self.all_reduce)
+        if curve is None or not self.peer_access:
+            seconds = schedule_seconds(op, self.hardware.peer_links, self.peer_access)
+            # Staging through the host is never faster than the peer access that a curve was measured with.
+            seconds = max(seconds, curve_seconds(curve, op.bytes)) if curve else seconds
+            return Cost(seconds, "link", "datasheet")
         smallest, largest = curve.measured_bytes
         beyond = not smallest <= op.bytes <= largest
         return Cost(curve_seconds(curve, op.bytes), "link", self._basis(curve.source), beyond)

@@ -19,13 +19,26 @@ class Request:
     output_len: int
     context_len: int
     arrival: int
+    recomputed: int = 0
+    """Tokens handed out before it was put back into the queue: they are prefilled again with its prompt."""
     prefilled: int = 0
     """Prompt tokens launched so far."""
+    kv_held: float = 0.0
+    """Tokens in the KV cache that it holds while it does not decode."""
+    in_prefill: bool = True
+    """Whether the token of its (last) prefill is still to come."""
+    last_emission: int = -1
+    """When its last prefill's token, or its last token before it was put back, came out."""
     slot: int = -1
     first_step: int = -1
     """The slot's decode step that produced this request's second token."""
     first_token: int = -1
     last_token: int = -1
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens to prefill: its prompt, and what it had been given before it was put back."""
+        return self.input_len + self.recomputed
 
     @property
     def length(self) -> int:
@@ -35,7 +48,7 @@ class Request:
     @property
     def kv_tokens_after_prefill(self) -> int:
         """Tokens in the KV cache when its first decode step runs, that step's own token included."""
-        return self.context_len + self.input_len + 1
+        return self.context_len + self.prompt_len + 1
 
 
 @dataclass(slots=True, eq=False)

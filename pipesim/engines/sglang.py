@@ -8,12 +8,19 @@ from typing import NamedTuple
 
 from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch
-from pipesim.engines.slots import SlotScheduler, padded_decode
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
+from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
 from pipesim.workload import DecodeStep, Workload
 
 MIB, GIB = 2**20, 2**30
 FEWEST_RUNNING_REQUESTS, MOST_RUNNING_REQUESTS = 2048, 4096
+CLIPPED_TOKENS = 4096
+"""Most output tokens that admission reckons with (srt/managers/schedule_policy.py)."""
+FIRST_NEW_TOKEN_RATIO, LEAST_NEW_TOKEN_RATIO = 0.7, 0.098
+RATIO_DECAY = (FIRST_NEW_TOKEN_RATIO - LEAST_NEW_TOKEN_RATIO) / 600
+RETRACT_STEPS = 20
+"""Share of its output that a running request is reckoned to need still, how it decays, and tokens added on a
+retraction (srt/environ.py, `SGLANG_INIT_NEW_TOKEN_RATIO` and its kin)."""
 
 
 class MemoryClass(NamedTuple):
@@ -52,18 +59,24 @@ def chunked_prefill_size(deployment: Deployment) -> int:
 
 
 def largest_captured(deployment: Deployment) -> int:
-    """Returns the largest captured decode batch, 0 without CUDA graphs."""
+    """Returns the largest captured decode batch of an attention rank, 0 without CUDA graphs."""
     if not deployment.engine.cuda_graph:
         return 0
     defaults = memory_class(deployment)
     largest = defaults.captured_below_tp4 if deployment.plan.tp < 4 else defaults.captured_from_tp4
-    return min(largest, deployment.engine.max_running_requests or largest)
+    running = deployment.engine.max_running_requests
+    return min(largest, -(-running // deployment.plan.attention_dp)) if running else largest
 
 
 def captured_sizes(largest: int) -> list[int]:
     """Returns the decode batch sizes that have a CUDA graph (arg_groups/cuda_graph_hook.py)."""
     sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, 4097, 32)]
     return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
+
+
+def captured_batches(deployment: Deployment) -> list[int]:
+    """Returns the captured batch sizes of a stage: ranks that attend for their own requests are padded alike."""
+    return [deployment.plan.attention_dp * size for size in captured_sizes(largest_captured(deployment))]
 
 
 def prefill_budget(deployment: Deployment) -> int:
@@ -81,7 +94,7 @@ def mem_fraction_static(deployment: Deployment) -> float:
         return deployment.engine.mem_fraction_static
     memory = deployment.hardware.gpu.memory / MIB
     reserved = 512 + 1.5 * max(chunked_prefill_size(deployment), 2048)
-    reserved += 2 * largest_captured(deployment) + deployment.plan.gpus / 8 * 1024
+    reserved += 2 * largest_captured(deployment) + deployment.plan.gpus_per_replica / 8 * 1024
     if memory > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     return round((memory - reserved) / memory, 3)
@@ -101,17 +114,26 @@ def kv_capacity_tokens(deployment: Deployment) -> int:
 
 
 def max_running_requests(deployment: Deployment, kv_capacity: int) -> int:
-    """Returns the most requests in the server (mem_cache/kv_cache_configurator.py `resolve_max_num_reqs`)."""
+    """Returns the most requests in the server (mem_cache/kv_cache_configurator.py `resolve_max_num_reqs`).
+
+    Ranks that attend for their own requests share a stated limit and each have the default one.
+    """
     if deployment.engine.max_running_requests:
         return deployment.engine.max_running_requests
-    wanted = kv_capacity * 512 // deployment.model.max_positions
-    return min(max(wanted, FEWEST_RUNNING_REQUESTS), MOST_RUNNING_REQUESTS, max(1, kv_capacity // 2))
+    ranks = deployment.plan.attention_dp
+    own = kv_capacity // ranks
+    wanted = own * 512 // deployment.model.max_positions
+    return ranks * min(max(wanted, FEWEST_RUNNING_REQUESTS), MOST_RUNNING_REQUESTS, max(1, own // 2))
 
 
 def micro_batch_cap(deployment: Deployment, kv_capacity: int) -> int:
-    """Returns the most requests in one slot: by default max_running_requests // pp, whatever the number of slots."""
+    """Returns the most requests in one slot: by default max_running_requests // pp, whatever the number of slots.
+
+    A stated cap holds for each scheduler, and with attention split by request each rank has one of its own.
+    """
     default = max_running_requests(deployment, kv_capacity) // deployment.plan.pp
-    return deployment.engine.pp_max_micro_batch_size or max(1, default)
+    stated = deployment.engine.pp_max_micro_batch_size
+    return deployment.plan.attention_dp * stated if stated else max(1, default)
 
 
 def loop_shape(deployment: Deployment) -> LoopShape:
@@ -151,8 +173,9 @@ class SglangPolicy(SlotScheduler):
         rows = max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
         self._cap = micro_batch_cap(deployment, kv_capacity)
+        self._new_token_ratio = FIRST_NEW_TOKEN_RATIO
         self._prefill_budget = prefill_budget(deployment)
-        self._captured = captured_sizes(largest_captured(deployment))
+        self._captured = captured_batches(deployment)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
@@ -161,14 +184,44 @@ class SglangPolicy(SlotScheduler):
         prompts = self.take_prompts(slot, self._prefill_budget, self._cap - state.running)
         if prompts:
             return MicroBatch(slot, prompts.chunk, prompts.finished)
-        if not state.running:
+        before = self.put_back
+        if not self.make_room(state):
             return None
+        self._adapt_ratio(state, self.put_back > before)
         batch = padded_decode(self._captured, state.running, state.kv_tokens, self._settings)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
 
+    def admits(self, request: Request, state: Slot, taken: float) -> bool:
+        """Room for its prompt and its output, clipped, beside the expected growth of this slot's running requests.
+
+        Only the current slot's growth is charged, though the KV cache is shared (schedule_policy.py `PrefillAdder`).
+        """
+        growth = sum(self._growth(running.output_len - state.given(running)) for running in state.decoding())
+        needed = request.context_len + request.prompt_len + self._growth(request.output_len - request.recomputed)
+        return needed <= self.kv_free - growth * self._new_token_ratio - taken or self._nothing_runs()
+
+    def victim(self, state: Slot) -> Request | None:
+        """The one with the fewest tokens given, then the longest prompt (schedule_batch.py `retract_decode`)."""
+        return min(state.decoding(), key=lambda r: (state.given(r), -r.input_len, r.index), default=None)
+
+    def _growth(self, left: int) -> int:
+        return min(left, CLIPPED_TOKENS)
+
+    def _nothing_runs(self) -> bool:
+        return self._in_server == len(self._waiting)
+
+    def _adapt_ratio(self, state: Slot, retracted: bool) -> None:
+        """The estimate of how much of its output a request still needs (scheduler.py `update_running_batch`)."""
+        if not retracted:
+            self._new_token_ratio = max(self._new_token_ratio - RATIO_DECAY, LEAST_NEW_TOKEN_RATIO)
+            return
+        given = sum(state.given(request) + RETRACT_STEPS for request in state.decoding())
+        asked = sum(request.output_len for request in state.decoding())
+        self._new_token_ratio = min(1.0, given / max(1, asked))
+
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> DecodeStep:
-    return padded_decode(captured_sizes(largest_captured(deployment)), requests, kv_tokens, deployment.engine)
+    return padded_decode(captured_batches(deployment), requests, kv_tokens, deployment.engine)
 
 
 ENGINE = Engine(

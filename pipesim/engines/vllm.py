@@ -7,8 +7,8 @@ a group is a slot. Without it the same groups form, since a request in flight is
 
 from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch
-from pipesim.engines.slots import SlotScheduler, padded_decode
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
+from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
 
 GIB = 2**30
@@ -80,6 +80,7 @@ class VllmPolicy(SlotScheduler):
     """vLLM's scheduler: decodes of the group first, then prompt tokens, in one batch under one token budget."""
 
     leave_at_launch = True  # max_tokens is known, so no step is wasted
+    requeue_first = True
 
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         super().__init__(loop_shape(deployment), max_num_seqs(deployment), kv_capacity, deployment.engine)
@@ -91,18 +92,27 @@ class VllmPolicy(SlotScheduler):
         """Returns the next step of a group (v1/core/sched/scheduler.py `schedule`)."""
         state = self.slots[slot]
         state.start_prefilled()
-        decode = None
-        if state.running:
+        decode, step, before = None, -1, self.put_back
+        budget = self._budget
+        if self.make_room(state):
             decode = padded_decode(self._captured, state.running, state.kv_tokens, self._settings, False)
-        prompts = self.take_prompts(
-            slot, self._budget - state.running * (self._settings.draft_tokens + 1), self._places
-        )
-        step = self.launch_decode(state) if decode else -1
+            budget -= decode.routed_tokens
+            step = self.launch_decode(state)
+        places = self._places if self.put_back == before else 0  # none is let in while others are put back
+        prompts = self.take_prompts(slot, budget, places)
         if prompts is None:
             return MicroBatch(slot, decode, decode_step=step) if decode else None
         if decode is None:
             return MicroBatch(slot, prompts.chunk, prompts.finished)
         return MicroBatch(slot, self._mixed(decode, prompts.chunk), prompts.finished, step)
+
+    def admits(self, request: Request, state: Slot, taken: float) -> bool:
+        """Room for the prompt tokens that this step would run (v1/core/kv_cache_manager.py `allocate_slots`)."""
+        return request.context_len + min(request.prompt_len, self._budget) <= self.kv_free
+
+    def victim(self, state: Slot) -> Request | None:
+        """The request that came last (v1/core/sched/scheduler.py); of its group, since others are in flight."""
+        return max(state.decoding(), key=lambda request: (request.arrival, request.index), default=None)
 
     def _mixed(self, decode: DecodeStep, chunk: PrefillChunk) -> MixedStep:
         """Both in one launch; between the attention calls it is replayed piecewise up to the largest captured size."""

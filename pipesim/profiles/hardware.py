@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipesim.profiles.base import Frozen, Source
-from pipesim.units import Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds
+from pipesim.units import Bytes, BytesPerSecond, EfficiencyFraction, FlopsPerSecond, Fraction, Seconds
 
 LaunchMode = Literal["eager", "graph"]
 Implementation = Literal["nccl", "custom", "pcie-oneshot"]
@@ -16,7 +16,7 @@ class Gpu(Frozen):
     """One GPU, by its datasheet."""
 
     name: str
-    memory: Bytes
+    memory: Bytes = Field(ge=2.0**30)
     """Memory that the driver reports, for example "97887 MiB"."""
     memory_bandwidth: BytesPerSecond
     """Quoted peak; efficiencies are relative to it."""
@@ -35,8 +35,8 @@ class Efficiency(Frozen):
 
     rate: str = "bf16"
     """The key of gpu.tensor_rate that the kernel computes with."""
-    compute: Fraction = Field(gt=0)
-    memory: Fraction = Field(gt=0)
+    compute: EfficiencyFraction
+    memory: EfficiencyFraction
     overlap: Fraction = 1.0
     floor: Seconds
     """Time of the smallest call: launch gap, prologue, one wave."""
@@ -94,8 +94,8 @@ class CollectiveCurve(Frozen):
 class AllReduceRange(Frozen):
     """How far the AllReduce of published boxes of the same kind lies from this box's curves: a property of the host."""
 
-    fastest: float = Field(gt=0, le=1)
-    slowest: float = Field(ge=1)
+    fastest: float = Field(ge=1e-3, le=1)
+    slowest: float = Field(ge=1, le=1e3)
     """Factors on the time of this profile's curves."""
     source: str
 
@@ -171,7 +171,7 @@ class HardwareProfile(Frozen):
     schema_version: Literal[1]
     name: str
     description: str
-    gpus: int = Field(ge=1)
+    gpus: int = Field(ge=1, le=4096)
     gpu: Gpu
     peer_links: PeerLinks
     topology: Topology

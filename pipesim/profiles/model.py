@@ -60,8 +60,8 @@ class Precision(Frozen):
     router: Storage
     embedding: Storage
     lm_head: Storage
-    activations: Storage
-    kv_cache: Storage
+    activations: Literal["bf16", "fp8"]
+    kv_cache: Literal["bf16", "fp8"]
 
 
 class ModelProfile(Frozen):
@@ -85,7 +85,7 @@ class ModelProfile(Frozen):
     """Vision weights that every rank of every stage loads."""
     text_weights_tolerance: Fraction = 0.01
     """How far the computed text weights may lie from `text_weights`."""
-    text_weights: Bytes
+    text_weights: Bytes = Field(ge=1e6)
     """Published sum of the text tensors: the shapes above must add up to it."""
     source: str
     sources: dict[str, Source]

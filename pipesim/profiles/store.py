@@ -53,7 +53,8 @@ def find(kind: str, name: str) -> Path:
     if name.endswith(".toml") or os.sep in name:
         path = Path(name)
         if not path.is_file():
-            raise ProfileError(name, "", "no such file", f"a {kind} profile in TOML")
+            given = "a directory" if path.is_dir() else "no such file"
+            raise ProfileError(name, "", given, f"a {kind} profile in TOML")
         return path
     names = available(kind)
     if name not in names:
@@ -78,7 +79,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     if len(data) > LONGEST_FILE:
         raise ProfileError(path, "", f"{len(data):,} bytes", f"a TOML file of at most {LONGEST_FILE:,} bytes")
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ProfileError(
             path, "", f"a binary file (byte {error.start} is not text)", "a TOML file in UTF-8"
@@ -94,7 +95,7 @@ def validated(schema: type[Document], document: dict[str, Any], path: Path) -> D
         ProfileError: naming the first key that is wrong, unknown or missing, and how many more there are.
     """
     version = document.get("schema_version")
-    if version != SCHEMA_VERSION:
+    if version != SCHEMA_VERSION or type(version) is not int:
         given = "nothing" if version is None else repr(version)
         later = isinstance(version, int) and version > SCHEMA_VERSION
         hint = "it was written for a later pipesim; update pipesim" if later else ""
@@ -152,19 +153,30 @@ def _curve_name(curve: Any) -> tuple[Any, ...]:
 
 
 def _phrase(schema: type[BaseModel], error: ValidationError, path: Path) -> ProfileError:
+    """Phrases the first problem of a document; a key that looks misspelt goes before the one it leaves missing."""
     problems = error.errors(include_url=False)
-    first = problems[0]
+    missing = {problem["loc"] for problem in problems if problem["type"] == "missing"}
+    misspelt = (p for p in problems if (*p["loc"][:-1], _misspelt(schema, p)) in missing)
+    first = next(misspelt, problems[0])
     key = ".".join(str(part) for part in first["loc"])
     more = f"and {len(problems) - 1} more problem(s) in this file" if len(problems) > 1 else ""
     if first["type"] == "extra_forbidden":
         known = sorted(_keys_at(schema, first["loc"][:-1]))
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        hint = "; ".join(part for part in (f"did you mean {near[0]}?" if near else "", more) if part)
+        near = _misspelt(schema, first)
+        hint = "; ".join(part for part in (f"did you mean {near}?" if near else "", more) if part)
         return ProfileError(path, key, "an unknown key", f"one of {', '.join(known)}" if known else "no such key", hint)
     if first["type"] == "missing":
         return ProfileError(path, key, "nothing", "this key", more)
     given, wanted = _given_and_wanted(first)
     return ProfileError(path, key, given, wanted, more)
+
+
+def _misspelt(schema: type[BaseModel], problem: ErrorDetails) -> str:
+    """Returns the known key that an unknown one looks like, or nothing."""
+    if problem["type"] != "extra_forbidden":
+        return ""
+    known = sorted(_keys_at(schema, problem["loc"][:-1]))
+    return next(iter(difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)), "")
 
 
 def _given_and_wanted(problem: ErrorDetails) -> tuple[str, str]:

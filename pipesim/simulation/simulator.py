@@ -25,7 +25,7 @@ class _Launched(NamedTuple):
     micro_batch: MicroBatch
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - all but the first are named at the call
     policy: Policy,
     price: PriceBatch,
     requests: list[Request],
@@ -35,6 +35,7 @@ def simulate(
     idle_turn: int,
     detail: Detail = "pass",
     operations: ListOperations | None = None,
+    max_concurrency: int | None = None,
 ) -> Timeline:
     """Returns the timeline of one run.
 
@@ -48,6 +49,7 @@ def simulate(
         idle_turn: CPU time of a turn over an empty slot [ps].
         detail: "pass", "stage" or "op": same times, more or fewer events and spans.
         operations: lists the priced operations of a batch on a stage; needed for detail "op".
+        max_concurrency: most requests in the server in an open loop; None for no limit.
     """
     environment = simpy.Environment(initial_time=0)
     pipeline: Pipeline
@@ -56,7 +58,7 @@ def simulate(
     else:
         pipeline = EventPipeline(environment, stages, operations if detail == "op" else None)
     run = _Run(environment, pipeline, policy, price, idle_turn)
-    run.start(requests, len(requests) if users is None else users)
+    run.start(requests, users, len(requests) if max_concurrency is None else max_concurrency)
     environment.run()
     return _timeline(run, policy, requests, pipeline.record)
 
@@ -96,17 +98,20 @@ class _Run:
         self._arrived = environment.event()
         self._unsent: deque[Request] = deque()
         self._unfinished = 0
+        self._places = 0
+        self.marks: list[tuple[int, int]] = []
 
     @property
     def _now(self) -> int:
         return int(self._environment.now)
 
-    def start(self, requests: list[Request], users: int) -> None:
+    def start(self, requests: list[Request], users: int | None, max_concurrency: int) -> None:
         """Starts the scheduler and the users."""
         self._unfinished = len(requests)
-        self._unsent.extend(requests[users:])
-        for request in requests[:users]:
-            self._environment.process(self._send(request))
+        first = requests[:users]
+        self._unsent.extend(requests[len(first) :])
+        self._places = max_concurrency if users is None else len(first)
+        self._environment.process(self._send(sorted(first, key=lambda request: request.arrival)))
         self._environment.process(self.loop())
 
     def loop(self) -> Process:
@@ -153,18 +158,29 @@ class _Run:
         self._pipeline.launch(passage)
         return _Launched(passage, micro_batch)
 
-    def _send(self, request: Request) -> Process:
-        yield self._environment.timeout(request.arrival)
-        self._submit(request)
+    def _send(self, requests: list[Request]) -> Process:
+        """Sends each request at its time, or lets it wait at the client for a place in the server."""
+        for request in requests:
+            if request.arrival > self._now:
+                yield self._environment.timeout(request.arrival - self._now)
+            if self._places:
+                self._places -= 1
+                self._submit(request)
+            else:
+                self._unsent.append(request)
 
     def _send_next(self, ended: list[Request]) -> None:
-        """Every user of the closed loop whose request has ended sends the next one."""
+        """Every request that has ended makes room for the next that waits: its user's own, in a closed loop."""
         self._unfinished -= len(ended)
+        gaps = self._policy.decode_gaps
+        self.marks += [(len(gaps.gaps), len(gaps.cycles))] * len(ended)
         for _ in ended:
             if self._unsent:
                 request = self._unsent.popleft()
                 request.arrival = self._now
                 self._submit(request)
+            else:
+                self._places += 1
 
     def _submit(self, request: Request) -> None:
         self._policy.submit(request)
@@ -196,6 +212,10 @@ def _timeline(run: _Run, policy: Policy, requests: list[Request], record: Record
         gap_weight=_clock(gaps.weights),
         cycle=_clock(gaps.cycles),
         op_spans=tuple(record.op_spans),
+        context_len=_clock(request.context_len for request in requests),
+        request_slot=_clock(request.slot for request in requests),
+        gaps_by_end=_clock(gaps for gaps, _ in run.marks),
+        cycles_by_end=_clock(cycles for _, cycles in run.marks),
     )
 
 
