@@ -109,7 +109,7 @@ class ParallelPlan:
         return {name: getattr(self, name) for name in names if getattr(self, name) not in {1, False}}
 
     def stage_gpus(self, stage: int, replica: int = 0) -> range:
-        """Returns the GPUs of a stage: stage·tp + tp_rank, as both engines number them; replicas in turn."""
+        """Returns the GPUs of one stage: stage·tp + tp_rank as SGLang and vLLM number them, replica behind replica."""
         first = replica * self.gpus_per_replica + stage * self.tp
         return range(first, first + self.tp)
 

@@ -74,8 +74,8 @@ def expert_work(op: Experts, weight_reread: float) -> Work:
     """Returns the work of the two GEMMs over the routed experts of one layer on one rank.
 
     Bytes follow distinct experts, each read again in part for every further row block; arithmetic follows padded rows.
-    Padding rows of a captured graph all take one route: they add at most top_k experts that no real token touched, and
-    the blocks that their rows fill there.
+    Padding rows of a captured graph all take one route: they add at most top_k experts that no real token touched, with
+    whole blocks there, and fill up blocks that real rows have begun elsewhere.
     With expert parallelism the rank is the busiest one, which the others wait for at the AllReduce.
     """
     distinct = distinct_experts(op.tokens, op.experts, op.top_k, op.routing_skew)
@@ -84,7 +84,8 @@ def expert_work(op: Experts, weight_reread: float) -> Work:
     surplus = float(blocks.sum()) - distinct
     if op.padding_tokens:
         fresh = op.top_k * (1.0 - distinct / op.experts)
-        distinct, surplus = distinct + fresh, surplus + op.top_k * ceil(op.padding_tokens / block) - fresh
+        merged = (op.top_k - fresh) * op.padding_tokens / block
+        distinct, surplus = distinct + fresh, surplus + merged + fresh * (ceil(op.padding_tokens / block) - 1)
     if op.ranks > 1:
         distinct = busiest_distinct(distinct, op.experts, op.ranks)
         surplus = busiest_surplus(touched, blocks, op.ranks)
