@@ -21,7 +21,7 @@ from pipesim.simulation import Detail
 from pipesim.validate import SEEDS, validate
 from pipesim.whatif import explain
 
-DEFAULT_SEEDS = 4
+DEFAULT_SEEDS = 3
 
 app = typer.Typer(
     help="Which parallelism split should serve this language model on these GPUs, and why?",

@@ -115,6 +115,7 @@ def test_profiles_are_listed_shown_and_described(run_cli: RunCli) -> None:
     assert "[sources.moe]" in run_cli("profiles", "show", "rtx-pro-6000-x8").out
     schema = run_cli("profiles", "schema", "hardware").json
     assert schema["additionalProperties"] is False
+    assert "quoted peak" in schema["$defs"]["Gpu"]["properties"]["memory_bandwidth"]["description"].lower()
     assert run_cli("profiles", "show", "no-such-profile").code == 2
 
 

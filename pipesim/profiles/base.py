@@ -11,7 +11,7 @@ Basis = Literal["measured", "fitted", "datasheet"]
 class Frozen(BaseModel):
     """A frozen document part that refuses keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Source(Frozen):

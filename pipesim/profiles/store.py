@@ -1,16 +1,21 @@
 """Finding, reading and checking profile files; a complaint names file, key, what was given and what is wanted."""
 
+import ast
 import difflib
+import inspect
 import os
 import tomllib
 import typing
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from pipesim.errors import ProfileError
+from pipesim.profiles import hardware, model
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 
@@ -129,8 +134,26 @@ def load_model(name: str) -> ModelProfile:
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """Returns the JSON Schema of one kind of profile."""
-    return SCHEMAS[kind].model_json_schema()
+    """Returns the JSON Schema of one kind of profile, each key described by the docstring under its field."""
+    schema = SCHEMAS[kind].model_json_schema()
+    texts = {name: text for module in (hardware, model) for name, text in _field_docstrings(module).items()}
+    for table in (schema, *schema.get("$defs", {}).values()):
+        for key, entry in table.get("properties", {}).items():
+            if text := texts.get(f"{table.get('title')}.{key}"):
+                entry["description"] = text
+    return schema
+
+
+def _field_docstrings(module: ModuleType) -> dict[str, str]:
+    """Returns "Class.field" → the string under that field. Read from the source here, not at every start-up."""
+    found = {}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef):
+            for field, text in pairwise(node.body):
+                documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+                if documented and isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    found[f"{node.name}.{field.target.id}"] = str(text.value.value)  # type: ignore[attr-defined]
+    return found
 
 
 def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

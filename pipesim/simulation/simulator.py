@@ -117,11 +117,12 @@ class _Run:
     def loop(self) -> Process:
         """The engine's scheduler: walks the slots for ever, one turn each (SGLang `event_loop_pp` and its kin)."""
         shape, policy, pipeline, environment = self._policy.loop, self._policy, self._pipeline, self._environment
-        turn = 0
+        turn, begin = 0, self._now
         while self._unfinished:
             if policy.idle:
                 yield self._arrived
-            begin = self._now
+                begin = self._now
+            clock = begin
             micro_batch = policy.form(turn % shape.slots)
             result = self._recent[0] if self._recent else None
             launched, now = None, begin + self._idle_turn
@@ -131,6 +132,7 @@ class _Run:
                 if shape.receive_before_launch and result:
                     if (pending := pipeline.pending(result.passage)) is not None:
                         yield pending
+                        clock = self._now
                     now = max(now, result.passage.result)
                 launched = self._launch(micro_batch, price, now)
                 now += price.launch
@@ -141,11 +143,13 @@ class _Run:
             if result := launched if shape.result_lag == 0 else result:
                 if (pending := pipeline.pending(result.passage)) is not None:
                     yield pending
+                    clock = self._now
                 now = max(now, result.passage.result) + result.passage.price.process
                 ended = policy.complete(result.micro_batch, now)
             if launched and shape.send_after_processing:
                 pipeline.release(launched.passage, now)
-            yield environment.timeout(now - self._now)
+            yield environment.timeout(now - clock)
+            begin = now
             if ended:
                 self._send_next(ended)
             turn += 1
@@ -193,12 +197,20 @@ def _timeline(run: _Run, policy: Policy, requests: list[Request], record: Record
 
     launches = run.launches
     count = len(launches.slot)
+    price_index = np.array(launches.price_index, dtype=np.int64)
+    starts, hop_starts = _stages(record.starts, count), _stages(record.hop_starts, count)
+    if record.ends[0]:
+        ends, arrivals = _stages(record.ends, count), _stages(record.arrivals, count)
+    else:
+        ends = starts + _paid([price.totals for price in launches.prices], price_index)
+        received = hop_starts + _paid([price.hops for price in launches.prices], price_index)
+        arrivals = np.concatenate([_stages(record.arrivals[:1], count), received])
     return Timeline(
-        starts=_stages(record.starts, count),
-        ends=_stages(record.ends, count),
-        arrivals=_stages(record.arrivals, count),
-        hop_starts=_stages(record.hop_starts, count),
-        price_index=np.array(launches.price_index, dtype=np.int64),
+        starts=starts,
+        ends=ends,
+        arrivals=arrivals,
+        hop_starts=hop_starts,
+        price_index=price_index,
         prices=tuple(launches.prices),
         decode=np.array(launches.decode, dtype=np.bool_),
         slot=np.array(launches.slot, dtype=np.int64),
@@ -217,6 +229,11 @@ def _timeline(run: _Run, policy: Policy, requests: list[Request], record: Record
         gaps_by_end=_clock(gaps for gaps, _ in run.marks),
         cycles_by_end=_clock(cycles for _, cycles in run.marks),
     )
+
+
+def _paid(times: list[tuple[int, ...]], price_index: Clock) -> Clock:
+    """Returns [stages or hops, N]: the times of the price that each passage paid."""
+    return np.ascontiguousarray(np.array(times, dtype=np.int64).reshape(len(times), -1)[price_index].T)
 
 
 def _stages(columns: "list[array[int]]", passages: int) -> Clock:

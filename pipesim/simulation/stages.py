@@ -65,47 +65,46 @@ class Pipeline(Protocol):
 
 
 class PassPipeline:
-    """Detail "pass": a passage's whole way follows from a recurrence; no event of its own."""
+    """Detail "pass": a passage's whole way follows from a recurrence; no event of its own.
+
+    It records starts and sends alone; arrivals and ends follow from them and the prices.
+    """
 
     def __init__(self, stages: int) -> None:
         self.record = Record(stages)
         self._stage_free = [0] * stages
         self._link_free = [0] * (stages - 1)
+        self._add_start = [column.append for column in self.record.starts]
+        self._add_hop = [column.append for column in self.record.hop_starts]
 
     def launch(self, passage: Passage) -> None:
         """Occupies the first stage from when it is free."""
-        record = self.record
         if passage.after:
             passage.launched = max(passage.launched, passage.after.result)
         start = max(passage.launched, self._stage_free[0])
-        end = start + passage.price.totals[0]
-        self._stage_free[0] = passage.first_stage_end = end
-        record.arrivals[0].append(passage.launched)
-        record.starts[0].append(start)
-        record.ends[0].append(end)
+        self._stage_free[0] = passage.first_stage_end = start + passage.price.totals[0]
+        self.record.arrivals[0].append(passage.launched)
+        self._add_start[0](start)
 
     def release(self, passage: Passage, at: int) -> None:
         """Sends the passage over every hop and stage that remains.
 
-        The innermost loop of a run: comparisons instead of `max` halve its time.
+        The innermost loop of a run: comparisons instead of `max`, and methods looked up beforehand, halve its time.
         """
-        price, record = passage.price, self.record
-        stage_free, link_free, totals = self._stage_free, self._link_free, price.totals
+        price, stage_free, link_free = passage.price, self._stage_free, self._link_free
+        totals, add_start, add_hop = price.totals, self._add_start, self._add_hop
         ready = passage.first_stage_end
         if at > ready and price.hops:
             ready = at
-        for hop, seconds in enumerate(price.hops):
-            stage = hop + 1
-            free = link_free[hop]
+        for stage, seconds in enumerate(price.hops, start=1):
+            free = link_free[stage - 1]
             sent = ready if ready > free else free
-            arrival = link_free[hop] = sent + seconds
+            arrival = link_free[stage - 1] = sent + seconds
+            add_hop[stage - 1](sent)
             free = stage_free[stage]
             start = arrival if arrival > free else free
+            add_start[stage](start)
             ready = stage_free[stage] = start + totals[stage]
-            record.hop_starts[hop].append(sent)
-            record.arrivals[stage].append(arrival)
-            record.starts[stage].append(start)
-            record.ends[stage].append(ready)
         passage.result = ready + price.result_return
 
     def pending(self, passage: Passage) -> simpy.Event | None:
