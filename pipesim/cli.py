@@ -16,12 +16,9 @@ from pipesim.options import Question, asks
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import SCHEMAS, available, find, json_schema, load_hardware, load_model
 from pipesim.records import RequestRecords
-from pipesim.runs import load_runs
 from pipesim.simulation import Detail
-from pipesim.validate import SEEDS, validate
-from pipesim.whatif import explain
 
-DEFAULT_SEEDS = 3
+DEFAULT_SEEDS, VALIDATION_SEEDS = 3, 20
 
 app = typer.Typer(
     help="Which parallelism split should serve this language model on these GPUs, and why?",
@@ -89,6 +86,8 @@ def explain_command(
 
     Example: pipesim explain --tp 8 --no-cuda-graph --concurrency 1
     """
+    from pipesim.whatif import explain  # noqa: PLC0415 - only this command needs it
+
     explanation = explain(_predict(asked, DEFAULT_SEEDS, 0, "pass", as_json), _progress())
     if as_json:
         _print_json(report.explain_json(explanation))
@@ -99,11 +98,16 @@ def explain_command(
 @app.command("validate")
 def validate_command(
     paths: Paths = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")] = SEEDS,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")
+    ] = VALIDATION_SEEDS,
     as_json: Json = False,
     output_format: Annotated[Literal["text", "markdown"], typer.Option("--format", help="Form of the table.")] = "text",
 ) -> None:
     """Compare predictions with measured runs; exit 1 when one is out of its tolerance."""
+    from pipesim.runs import load_runs  # noqa: PLC0415 - only this command needs them
+    from pipesim.validate import validate  # noqa: PLC0415
+
     files = load_runs(paths or [])
     validation = validate(files, seeds, _progress(sum(len(file.run) for file in files)))
     if as_json:
@@ -132,7 +136,8 @@ def calibrate_command(
 
     Example: pipesim calibrate ./my-box.toml --system rtx_pro_6000_server --nccl-tests all_reduce.txt --dry-run
     """
-    from pipesim import calibration  # noqa: PLC0415 - only this command needs it
+    from pipesim import calibration  # noqa: PLC0415 - only this command needs them
+    from pipesim.runs import load_runs  # noqa: PLC0415
 
     path = find("hardware", hardware)
     profile = load_hardware(hardware)

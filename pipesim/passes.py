@@ -87,12 +87,18 @@ class PassPricer:
             for mode in ("graph", "eager")
         }
         self._prices: dict[Batch, PassPrice] = {}
+        self._known: dict[int, tuple[Batch, PassPrice]] = {}
+        """By identity, for the many times that a scheduler launches the very same batch again."""
 
     def __call__(self, batch: Batch) -> PassPrice:
         """Returns the price of one batch."""
+        known = self._known.get(id(batch))
+        if known is not None:
+            return known[1]
         price = self._prices.get(batch)
         if price is None:
             price = self._prices[batch] = self._price(batch)
+        self._known[id(batch)] = batch, price
         return price
 
     @property

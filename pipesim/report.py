@@ -3,15 +3,17 @@
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipesim.explain import NAMES, binding_limit, notes
 from pipesim.metrics import Latency
 from pipesim.prediction import Prediction
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
-from pipesim.validate import Comparison, Validation
-from pipesim.whatif import Explanation
 from pipesim.workload import Workload
+
+if TYPE_CHECKING:  # a prediction does without the modules of other commands
+    from pipesim.validate import Comparison, Validation
+    from pipesim.whatif import Explanation
 
 WIDTH = 80
 GIB = 2**30
@@ -99,7 +101,7 @@ def infeasible_json(reasons: Sequence[str]) -> dict[str, Any]:
     return {"schema_version": 1, "feasible": False, "reasons": list(reasons)}
 
 
-def validate_json(validation: Validation) -> dict[str, Any]:
+def validate_json(validation: "Validation") -> dict[str, Any]:
     """Returns the object that `validate --json` prints."""
     worst = validation.worst
     return {
@@ -256,7 +258,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
 
 
-def explain_text(explanation: Explanation, elasticities: bool) -> str:
+def explain_text(explanation: "Explanation", elasticities: bool) -> str:
     """Returns the screen that `explain` prints."""
     prediction = explanation.prediction
     low, high = Confidence(prediction).interval("output_tokens_per_s")
@@ -280,7 +282,7 @@ def explain_text(explanation: Explanation, elasticities: bool) -> str:
     return "\n".join(lines)
 
 
-def explain_json(explanation: Explanation) -> dict[str, Any]:
+def explain_json(explanation: "Explanation") -> dict[str, Any]:
     """Returns the object that `explain --json` prints."""
     prediction = explanation.prediction
     return {
@@ -308,7 +310,7 @@ def explain_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def validate_text(validation: Validation) -> str:
+def validate_text(validation: "Validation") -> str:
     """Returns the table that `validate` prints."""
     lines = [f"{'run':<18}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
     for row in validation.rows:
@@ -330,7 +332,7 @@ def validate_text(validation: Validation) -> str:
     return "\n".join(lines)
 
 
-def validate_markdown(validation: Validation) -> str:
+def validate_markdown(validation: "Validation") -> str:
     """Returns the same table in Markdown."""
     lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
     lines += [
@@ -341,7 +343,7 @@ def validate_markdown(validation: Validation) -> str:
     return "\n".join(lines)
 
 
-def _verdict(row: Comparison) -> str:
+def _verdict(row: "Comparison") -> str:
     if row.role == "reported":
         return "reported"
     if row.role == "calibration":

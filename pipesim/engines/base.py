@@ -1,6 +1,6 @@
 """What the simulator asks of an engine, whichever it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class MicroBatch:
 
     slot: int
     batch: Batch
-    finishing_prefill: list[Request] = field(default_factory=list)
+    finishing_prefill: Sequence[Request] = ()
     decode_step: int = -1
     """Index of this decode step within its slot; −1 for prefill alone."""
 

@@ -188,7 +188,7 @@ class SglangPolicy(SlotScheduler):
         if not self.make_room(state):
             return None
         self._adapt_ratio(state, self.put_back > before)
-        batch = padded_decode(self._captured, state.running, state.kv_tokens, self._settings)
+        batch = self.form_decode(state, self._captured, padding_routed=True)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
 
     def admits(self, request: Request, state: Slot, taken: float) -> bool:

@@ -53,6 +53,8 @@ class Slot:
     """Requests whose second token is out and whose last is not."""
     last_result: int = -1
     after_prefill: bool = True
+    step: DecodeStep | None = None
+    """The last decode step formed: most steps equal the one before, within a KV block."""
     prefilled: list[Request] = field(default_factory=list)
     """Requests whose prompt the last launch finished; they decode from the next launch on."""
     joining: dict[int, list[Request]] = field(default_factory=dict)
@@ -210,6 +212,15 @@ class SlotScheduler:
             else:
                 self._waiting.append(request)
         return state.running > 0
+
+    def form_decode(self, state: Slot, captured: list[int], padding_routed: bool) -> DecodeStep:
+        """Returns the next decode step of a slot."""
+        step = state.step
+        mean = mean_kv_tokens(state.running, state.kv_tokens)
+        if step is None or step.requests != state.running or step.kv_tokens != mean:
+            step = padded_decode(captured, state.running, state.kv_tokens, self._settings, padding_routed)
+            state.step = step
+        return step
 
     def launch_decode(self, state: Slot) -> int:
         """Counts one decode step of a slot as launched; returns its index."""

@@ -95,7 +95,7 @@ class VllmPolicy(SlotScheduler):
         decode, step, before = None, -1, self.put_back
         budget = self._budget
         if self.make_room(state):
-            decode = padded_decode(self._captured, state.running, state.kv_tokens, self._settings, False)
+            decode = self.form_decode(state, self._captured, padding_routed=False)
             budget -= decode.routed_tokens
             step = self.launch_decode(state)
         places = self._places if self.put_back == before else 0  # none is let in while others are put back
