@@ -226,7 +226,7 @@ def _predict(
         if as_json:
             _print_json(report.infeasible_json(refusal.reasons))
         else:
-            print(f"{asked.plan} does not fit.", *refusal.reasons, sep="\n")
+            print(report.infeasible_text(asked.plan, refusal.reasons))
         raise typer.Exit(1) from None
 
 

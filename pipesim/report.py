@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipesim.deployment import ParallelPlan
 from pipesim.explain import NAMES, binding_limit, notes
 from pipesim.metrics import Latency
 from pipesim.prediction import Prediction
@@ -94,6 +95,11 @@ def _gpu_json(prediction: Prediction, stage: int, rank: int, replica: int) -> di
         "kv_capacity_tokens": prediction.kv_capacity_tokens,
         "memory_free_bytes": round(prediction.free_bytes(stage)),
     }
+
+
+def infeasible_text(plan: ParallelPlan, reasons: Sequence[str]) -> str:
+    """Returns what a person reads when the box cannot run a plan."""
+    return "\n".join([f"{plan} does not fit.", *(line for text in reasons for line in textwrap.wrap(text, WIDTH))])
 
 
 def infeasible_json(reasons: Sequence[str]) -> dict[str, Any]:

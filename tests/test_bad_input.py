@@ -627,7 +627,8 @@ def test_an_infeasible_split_is_told_to_a_person_on_stdout(run_cli: RunCli) -> N
     assert (ran.code, ran.err) == (1, "")
     first, *reasons = ran.out.splitlines()
     assert first == "PP4 does not fit."
-    assert reasons == run_cli("predict", "--tp", 1, "--pp", 4, "--json").json["reasons"]
+    assert max(map(len, reasons)) <= 80
+    assert " ".join(reasons) == " ".join(run_cli("predict", "--tp", 1, "--pp", 4, "--json").json["reasons"])
 
 
 def test_a_smaller_share_of_memory_than_the_weights_take_is_infeasible(run_cli: RunCli) -> None:
