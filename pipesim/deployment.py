@@ -140,6 +140,8 @@ class EngineSettings:
     """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
     async_scheduling: bool = True
     """vLLM's."""
+    cap_decodes_per_step: bool = False
+    """vLLM's open proposal (PR 57433): at most ceil(max_num_seqs / pp) decodes in one step."""
     speculative_acceptance: tuple[float, ...] = ()
     """Probability that a draft token is accepted when those before it were, by position; empty without a draft."""
     version: str | None = None

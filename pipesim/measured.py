@@ -44,6 +44,7 @@ class RunEngine(Frozen):
     kv_cache_dtype: KvCacheDtype = "auto"
     gpu_memory_utilization: float | None = None
     async_scheduling: bool = True
+    cap_decodes_per_step: bool = False
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
 

@@ -81,6 +81,9 @@ MemFraction = Annotated[
 Utilization = Annotated[
     float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory [default: 0.9].")
 ]
+CapDecodes = Annotated[
+    bool, typer.Option("--cap-decodes-per-step", help="vLLM's open proposal: even groups of --max-num-seqs / pp.")
+]
 EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
 Async = Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead.")]
 Acceptance = Annotated[
@@ -165,6 +168,7 @@ def question(
     mem_fraction_static: MemFraction = None,
     gpu_memory_utilization: Utilization = None,
     async_scheduling: Async = True,
+    cap_decodes_per_step: CapDecodes = False,
     engine_version: EngineVersion = None,
     speculative_acceptance: Acceptance = None,
     cuda_graph: Graph = True,
@@ -210,6 +214,7 @@ def question(
         kv_cache_dtype=kv_cache_dtype,
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
+        cap_decodes_per_step=cap_decodes_per_step,
         version=engine_version,
         speculative_acceptance=_acceptance(speculative_acceptance),
     )

@@ -40,6 +40,12 @@ def max_num_seqs(deployment: Deployment) -> int:
     return deployment.engine.max_running_requests or (LARGE_GPU_SEQUENCES if large else SMALL_GPU_SEQUENCES)
 
 
+def largest_group(deployment: Deployment) -> int:
+    """Returns the most requests that decode in one step: no limit of its own, or an even share (PR 57433)."""
+    limit = max_num_seqs(deployment)
+    return -(-limit // deployment.plan.pp) if deployment.engine.cap_decodes_per_step else limit
+
+
 def captured_sizes(deployment: Deployment) -> list[int]:
     """Returns the batch sizes that have a CUDA graph (config/vllm.py): none when eager is enforced."""
     if not deployment.engine.cuda_graph:
@@ -85,7 +91,7 @@ class VllmPolicy(SlotScheduler):
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         super().__init__(loop_shape(deployment), max_num_seqs(deployment), kv_capacity, deployment.engine)
         self._budget = token_budget(deployment)
-        self._places = max_num_seqs(deployment)
+        self._largest_group = largest_group(deployment)
         self._captured = captured_sizes(deployment)
 
     def form(self, slot: int) -> MicroBatch | None:
@@ -98,7 +104,7 @@ class VllmPolicy(SlotScheduler):
             decode = self.form_decode(state, self._captured, padding_routed=False)
             budget -= decode.routed_tokens
             step = self.launch_decode(state)
-        places = self._places if self.put_back == before else 0  # none is let in while others are put back
+        places = self._largest_group - state.running if self.put_back == before else 0  # none joins those put back
         prompts = self.take_prompts(slot, budget, places)
         if prompts is None:
             return MicroBatch(slot, decode, decode_step=step) if decode else None
