@@ -130,7 +130,6 @@ class EngineSettings:
     pp_async_batch_depth: int = 0
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
-    max_prefill_tokens: int = 16384
     mem_fraction_static: float | None = None
     peer_access: bool = True
     allreduce: AllReduceChoice = "auto"

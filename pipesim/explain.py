@@ -1,6 +1,7 @@
 """Why a prediction is what it is: the binding limit in words, and what the answer hangs on."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
@@ -96,14 +97,11 @@ def extrapolated_constants(prediction: Prediction) -> list[str]:
 
 def _decode_operations(prediction: Prediction) -> Iterator[PricedOp]:
     predictor = Predictor(prediction.deployment)
-    batch = predictor.mid_decode(prediction.workload)
-    for stage in range(prediction.deployment.plan.pp):
-        yield from predictor.price.operations(batch, stage)
+    return predictor.operations(predictor.mid_decode(prediction.workload))
 
 
 def _with_all_reduce(deployment: Deployment, workload: Workload, factor: float) -> SteadyState:
-    hardware = deployment.hardware.with_all_reduce_scaled(factor)
-    scaled = Deployment(deployment.model, hardware, deployment.plan, deployment.engine, deployment.layers)
+    scaled = replace(deployment, hardware=deployment.hardware.with_all_reduce_scaled(factor))
     return Predictor(scaled).steady_state(workload)
 
 

@@ -1,6 +1,6 @@
 """The question and its answer: a deployment and a load in, a `Prediction` out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -12,7 +12,7 @@ from pipesim.engines import ENGINES, Request, all_reduce_preference
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, ProfileError
 from pipesim.metrics import Latency, Metrics, summarise
-from pipesim.passes import PassPricer
+from pipesim.passes import PassPricer, PricedOp
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.replicas import Share, deal, per_replica, pooled
@@ -225,11 +225,15 @@ class Predictor:
         absorbed = self.engine.absorbs_context and context > 0
         return PrefillChunk(tokens, finished, attended, finished, context, absorbed), launches
 
+    def operations(self, batch: Batch) -> Iterator[PricedOp]:
+        """Yields the priced operations of one micro-batch on its way through all stages."""
+        for stage in range(self.deployment.plan.pp):
+            yield from self.price.operations(batch, stage)
+
     def constants(self, workload: Workload) -> set[str]:
         """Returns the names of the constants that price a load, the host's and the links' among them."""
         batches = (self.mid_decode(workload), self.mid_prefill(workload)[0])
-        stages = range(self.deployment.plan.pp)
-        used = {op.op.constant for batch in batches for stage in stages for op in self.price.operations(batch, stage)}
+        used = {priced.op.constant for batch in batches for priced in self.operations(batch)}
         return used | {"launch", "scheduler", "send_recv"}
 
     def steady_state(self, workload: Workload) -> SteadyState:

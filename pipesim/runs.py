@@ -50,18 +50,9 @@ def predict_run(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None 
 def _predict(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None = None) -> Prediction:
     load = run.workload
     workload = Workload(
-        concurrency=load.concurrency,
         num_prompts=load.num_prompts or load.waves * load.concurrency,
-        input_len=load.input_len,
-        output_len=load.output_len,
-        random_range_ratio=load.random_range_ratio,
-        context_len=load.context_len,
         spacing_s=load.spacing,
-        request_rate=load.request_rate,
-        burstiness=load.burstiness,
-        max_concurrency=load.max_concurrency,
-        prefix_cache_hit_rate=load.prefix_cache_hit_rate,
-        warm_up=load.warm_up,
+        **load.model_dump(exclude={"num_prompts", "waves", "spacing"}),
     )
     deployment = deploy(
         load_model(run.model),

@@ -75,12 +75,10 @@ def _cost_stds(prediction: Prediction, confidence: Confidence) -> dict[str, floa
     """Returns the log standard deviation of each cost: that of the least certain constants that price it."""
     stds = {item.constant: item.log_std for item in confidence.sensitivities}
     predictor = Predictor(prediction.deployment)
-    batch = predictor.mid_decode(prediction.workload)
     found = {key: stds.get(key, 0.0) for key in COSTS}
-    for stage in range(prediction.deployment.plan.pp):
-        for priced in predictor.price.operations(batch, stage):
-            category = priced.op.category
-            found[category] = max(found[category], stds.get(priced.op.constant, 0.0))
+    for priced in predictor.operations(predictor.mid_decode(prediction.workload)):
+        category = priced.op.category
+        found[category] = max(found[category], stds.get(priced.op.constant, 0.0))
     return found
 
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import settings
 
 from pipesim import cli
+from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.store import load_hardware, load_model
@@ -17,6 +19,7 @@ settings.register_profile("pipesim", deadline=None, derandomize=True, max_exampl
 settings.load_profile("pipesim")
 
 ROOT = Path(__file__).resolve().parent.parent
+BOX, KIMI = load_hardware("rtx-pro-6000-x8"), load_model("kimi-k2.6")
 
 
 class Ran(NamedTuple):
@@ -49,13 +52,18 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
+def predictor(tp: int, pp: int, box: HardwareProfile = BOX, **flags: object) -> Predictor:
+    """Kimi K2.6 on a box under a split and engine flags."""
+    return Predictor(deploy(KIMI, box, ParallelPlan(tp, pp), EngineSettings(**flags)))  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="session")
 def box() -> HardwareProfile:
     """The founding box."""
-    return load_hardware("rtx-pro-6000-x8")
+    return BOX
 
 
 @pytest.fixture(scope="session")
 def kimi() -> ModelProfile:
     """Kimi K2.6."""
-    return load_model("kimi-k2.6")
+    return KIMI

@@ -13,22 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.engines import MicroBatch, Request
 from pipesim.engines.base import DecodeGaps, LoopShape
 from pipesim.errors import UsageError
 from pipesim.measured import Runs
 from pipesim.metrics import summarise
 from pipesim.passes import PassPrice, StagePrice
-from pipesim.prediction import Predictor, deploy
-from pipesim.profiles.store import load_hardware, load_model, validated
+from pipesim.profiles.store import validated
 from pipesim.runs import predict_run
 from pipesim.simulation import simulate
 from pipesim.timeline import Timeline
 from pipesim.workload import Batch, PrefillChunk, Workload
-from tests.conftest import RunCli
+from tests.conftest import BOX, KIMI, RunCli, predictor
 
-BOX, KIMI = load_hardware("rtx-pro-6000-x8"), load_model("kimi-k2.6")
 SERVICE_PS = 10**9
 """A mean service of 1 ms."""
 SEEDS = range(6)
@@ -240,10 +237,6 @@ def test_the_more_of_a_prompt_is_cached_the_sooner_its_first_token() -> None:
 
 
 # --- the warm-up
-
-
-def predictor(tp: int, pp: int, **flags: object) -> Predictor:
-    return Predictor(deploy(KIMI, BOX, ParallelPlan(tp, pp), EngineSettings(**flags)))  # type: ignore[arg-type]
 
 
 warm_loads = st.builds(

@@ -12,16 +12,11 @@ from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.metrics import summarise
 from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
-from pipesim.profiles.store import load_hardware, load_model
 from pipesim.timeline import Timeline
 from pipesim.workload import Workload
+from tests.conftest import BOX, KIMI, predictor
 
-BOX, KIMI = load_hardware("rtx-pro-6000-x8"), load_model("kimi-k2.6")
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
-
-
-def predictor(tp: int, pp: int, box: HardwareProfile = BOX, **flags: object) -> Predictor:
-    return Predictor(deploy(KIMI, box, ParallelPlan(tp, pp), EngineSettings(**flags)))  # type: ignore[arg-type]
 
 
 @st.composite

@@ -1,12 +1,14 @@
 """Are we right? The founding rows, and what they taught, out of the product as a user calls it."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.explain import binding_limit, notes
+from pipesim.measured import RunEngine
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
@@ -162,3 +164,8 @@ tolerance = { output_tokens_per_s = 0.1, ttft_s = 0.1 }
     assert json.dumps(ran.json["summary"]["mean_abs_relative_error"])
     assert "OUT" in run_cli("validate", runs, "--seeds", 1).out
     assert "| too-good |" in run_cli("validate", runs, "--seeds", 1, "--format", "markdown").out
+
+
+def test_every_engine_flag_can_stand_in_a_file_of_measured_runs_with_the_same_default() -> None:
+    assert set(RunEngine.model_fields) == {field.name for field in fields(EngineSettings)}
+    assert EngineSettings(**RunEngine().model_dump()) == EngineSettings()

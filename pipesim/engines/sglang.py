@@ -14,6 +14,8 @@ from pipesim.workload import DecodeStep, Workload
 
 MIB, GIB = 2**20, 2**30
 FEWEST_RUNNING_REQUESTS, MOST_RUNNING_REQUESTS = 2048, 4096
+MAX_PREFILL_TOKENS = 16384
+"""Most prompt tokens of one launch, however large a chunk (srt/server_args.py `max_prefill_tokens`)."""
 CLIPPED_TOKENS = 4096
 """Most output tokens that admission reckons with (srt/managers/schedule_policy.py)."""
 FIRST_NEW_TOKEN_RATIO, LEAST_NEW_TOKEN_RATIO = 0.7, 0.098
@@ -80,8 +82,8 @@ def captured_batches(deployment: Deployment) -> list[int]:
 
 
 def prefill_budget(deployment: Deployment) -> int:
-    """Returns the most prompt tokens of one launch: a chunk, and never more than `max_prefill_tokens`."""
-    return min(chunked_prefill_size(deployment), deployment.engine.max_prefill_tokens)
+    """Returns the most prompt tokens of one launch: a chunk, and never more than the limit of any launch."""
+    return min(chunked_prefill_size(deployment), MAX_PREFILL_TOKENS)
 
 
 def mem_fraction_static(deployment: Deployment) -> float:
