@@ -1,15 +1,14 @@
 """The command line. stdout is the answer, stderr all else; exit 0 yes, 1 no, 2 usage or a bad file."""
 
-import json
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from pipesim import report
+from pipesim.commands.shared import Json, import_app, print_json, progress
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
 from pipesim.options import Question, asks
@@ -28,13 +27,13 @@ app = typer.Typer(
 )
 profiles_app = typer.Typer(help="List, show and describe hardware and model profiles.", no_args_is_help=True)
 app.add_typer(profiles_app, name="profiles")
+app.add_typer(import_app, name="import")
 
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]
 DetailName = Annotated[
     Literal["pass", "stage", "op"], typer.Option("--detail", help="Grain of the events; same results.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Paths = Annotated[
     list[Path] | None, typer.Argument(help="Files of measured runs [default: all that ship with pipesim].")
 ]
@@ -68,7 +67,7 @@ def predict_command(
     if strict:
         _refuse_datasheet(prediction)
     if as_json:
-        _print_json(report.predict_json(prediction))
+        print_json(report.predict_json(prediction))
     else:
         print(report.predict_text(prediction, asked.defaults))
 
@@ -88,9 +87,9 @@ def explain_command(
     """
     from pipesim.whatif import explain  # noqa: PLC0415 - only this command needs it
 
-    explanation = explain(_predict(asked, DEFAULT_SEEDS, 0, "pass", as_json), _progress())
+    explanation = explain(_predict(asked, DEFAULT_SEEDS, 0, "pass", as_json), progress())
     if as_json:
-        _print_json(report.explain_json(explanation))
+        print_json(report.explain_json(explanation))
     else:
         print(report.explain_text(explanation, elasticities))
 
@@ -109,9 +108,9 @@ def validate_command(
     from pipesim.validate import validate  # noqa: PLC0415
 
     files = load_runs(paths or [])
-    validation = validate(files, seeds, _progress(sum(len(file.run) for file in files)))
+    validation = validate(files, seeds, progress(sum(len(file.run) for file in files)))
     if as_json:
-        _print_json(report.validate_json(validation))
+        print_json(report.validate_json(validation))
     else:
         print(report.validate_markdown(validation) if output_format == "markdown" else report.validate_text(validation))
     if not validation.ok:
@@ -195,7 +194,7 @@ def profiles_show(name: Annotated[str, typer.Argument(help="Name or .toml file o
 @profiles_app.command("schema")
 def profiles_schema(kind: Annotated[Literal["hardware", "model"], typer.Argument(help="Kind of profile.")]) -> None:
     """Print the JSON Schema of a kind of profile, for an editor."""
-    _print_json(json_schema(kind))
+    print_json(json_schema(kind))
 
 
 def main() -> NoReturn:
@@ -211,10 +210,6 @@ def main() -> NoReturn:
     sys.exit(0)
 
 
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2, ensure_ascii=False))
-
-
 def _predict(
     asked: Question, seeds: int, seed: int, detail: Detail, as_json: bool, records: RequestRecords | None = None
 ) -> Prediction:
@@ -224,7 +219,7 @@ def _predict(
         return Predictor(asked.deploy()).predict(asked.workload, seeds, detail, seed, **observe)
     except InfeasibleDeployment as refusal:
         if as_json:
-            _print_json(report.infeasible_json(refusal.reasons))
+            print_json(report.infeasible_json(refusal.reasons))
         else:
             print(report.infeasible_text(asked.plan, refusal.reasons))
         raise typer.Exit(1) from None
@@ -239,17 +234,3 @@ def _refuse_datasheet(prediction: Prediction) -> None:
             file=sys.stderr,
         )
         raise typer.Exit(1)
-
-
-def _progress(total: int | None = None) -> Callable[[str], None]:
-    """Returns a function that shows on a terminal what is being predicted, and out of how many."""
-    done = 0
-
-    def show(name: str) -> None:
-        nonlocal done
-        done += 1
-        if sys.stderr.isatty():
-            count = f"{done}/{total}" if total else f"{done}"
-            print(f"\r\033[Kpredicting {count} {name}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-    return show

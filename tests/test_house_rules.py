@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 LONGEST_MODULE = 400
-MOST_SOURCE_LINES = 8_000
+MOST_SOURCE_LINES = 14_000
 COMMANDS = {
     "ruff check": ["-m", "ruff", "check", "."],
     "ruff format": ["-m", "ruff", "format", "--check", "."],
