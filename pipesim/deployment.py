@@ -5,7 +5,7 @@ from typing import Literal
 
 from pipesim.errors import InfeasibleDeployment, UsageError
 from pipesim.profiles.hardware import HardwareProfile
-from pipesim.profiles.model import ModelProfile
+from pipesim.profiles.model import GqaAttention, ModelProfile
 
 LARGEST_DEGREE = 4096
 
@@ -209,24 +209,46 @@ class Deployment:
 
     def _check_division(self) -> None:
         tp, model, plan = self.plan.tp, self.model, self.plan
+        moe = model.moe
         for what, size, degree in (
             ("attention heads", model.attention.heads, plan.attention_tp),
-            ("columns of a routed expert", model.moe.expert_intermediate, plan.moe_tp),
-            ("columns of the shared experts", model.moe.shared_experts * model.moe.expert_intermediate, tp),
-            ("columns of the dense MLP", model.dense_intermediate, tp),
+            ("columns of a routed expert", moe.expert_intermediate if moe else 0, plan.moe_tp),
+            ("columns of the shared experts", moe.shared_columns if moe else 0, tp),
+            ("columns of the dense MLP", model.dense_columns, tp),
         ):
             if size % degree:
                 raise UsageError("--tp", tp, f"a number that divides the {size} {what} of {model.name}")
-        if model.moe.experts % plan.ep:
-            raise UsageError(
-                "--ep",
-                plan.ep,
-                f"a number that divides the {model.moe.experts} experts of {model.name} (every rank holds equally "
-                "many; the engine stops at start-up otherwise)",
-            )
+        self._check_kv_heads()
+        self._check_experts()
         if self.plan.pp > model.layers:
             raise UsageError(
                 "--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}"
+            )
+
+    def _check_kv_heads(self) -> None:
+        attention, ranks = self.model.attention, self.plan.attention_tp
+        if isinstance(attention, GqaAttention):
+            if attention.kv_heads % ranks and ranks % attention.kv_heads:
+                wanted = f"a number that divides the {attention.kv_heads} KV heads of {self.model.name}, or a multiple"
+                raise UsageError("--tp", self.plan.tp, wanted)
+            if self.plan.dcp > max(1, ranks // attention.kv_heads):
+                wanted = (
+                    f"at most {max(1, ranks // attention.kv_heads)} (ranks that hold the same of the "
+                    f"{attention.kv_heads} KV heads of {self.model.name} can share out its tokens, others cannot)"
+                )
+                raise UsageError(f"--dcp with --tp {self.plan.tp}", self.plan.dcp, wanted)
+
+    def _check_experts(self) -> None:
+        model, ep = self.model, self.plan.ep
+        if model.moe is None:
+            if ep > 1:
+                raise UsageError("--ep", ep, f"1 ({model.name} has no experts to share out)")
+        elif model.moe.experts % ep:
+            raise UsageError(
+                "--ep",
+                ep,
+                f"a number that divides the {model.moe.experts} experts of {model.name} (every rank holds equally "
+                "many; the engine stops at start-up otherwise)",
             )
 
     def _check_partition(self) -> None:
@@ -259,8 +281,3 @@ class Deployment:
     def first_layer(self, stage: int) -> int:
         """Returns the index of the first layer of a stage."""
         return sum(self.layers[:stage])
-
-    def dense_layers(self, stage: int) -> int:
-        """Returns how many layers of a stage have no routed experts."""
-        first = self.first_layer(stage)
-        return max(0, min(self.model.moe.dense_layers_first, first + self.layers[stage]) - first)

@@ -32,7 +32,9 @@ DEFAULT_USERS = 32
 WAVES = 4
 """Requests per user where --num-prompts is not given."""
 
-Model = Annotated[str, typer.Option("--model", "--model-path", help="Model profile: a name or a .toml file.")]
+Model = Annotated[
+    str, typer.Option("--model", "--model-path", help="Model: a profile's name or .toml file, or a config.json.")
+]
 Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]

@@ -29,13 +29,12 @@ class PassProgram:
 
 
 def stage_sections(deployment: Deployment, stage: int) -> tuple[SectionRun, ...]:
-    """Returns what one stage runs, in order: embedding on the first, head on the last, dense before expert layers."""
-    dense = deployment.dense_layers(stage)
+    """Returns what one stage runs, in order: embedding on the first, head on the last, layers of one kind together."""
+    kinds = deployment.model.layer_kinds(deployment.first_layer(stage), deployment.layers[stage])
     runs = [
         SectionRun("embedding", int(stage == 0)),
         SectionRun("receive", int(stage > 0 and deployment.plan.attention_tp > 1)),
-        SectionRun("dense_layer", dense),
-        SectionRun("expert_layer", deployment.layers[stage] - dense),
+        *(SectionRun(kind, times) for kind, times in kinds.items()),
         SectionRun("head", int(stage == deployment.plan.pp - 1)),
         SectionRun("draft", deployment.engine.draft_tokens if stage == deployment.plan.pp - 1 else 0),
     ]

@@ -8,6 +8,7 @@ from pipesim.cost.attention import latent_decode_work, partial_result_bytes, spl
 from pipesim.cost.collectives import curve_seconds, find_curve, schedule_seconds
 from pipesim.cost.experts import activation_bytes, expert_work
 from pipesim.cost.host import MESSAGES_PER_OBJECT, host_seconds
+from pipesim.cost.relatives import relatives
 from pipesim.cost.roofline import roofline_seconds
 from pipesim.cost.transfers import send_recv_seconds
 from pipesim.errors import MissingEvidence
@@ -92,10 +93,10 @@ class CostModel:
                 return Cost(host_seconds(op, host), "host", self._basis(host.source))
 
     def _roofline(self, kernel: str, work: Work) -> Cost:
-        efficiency = self._efficiency(kernel)
+        efficiency, basis = self._evidence(kernel)
         seconds, bound = roofline_seconds(work, self.hardware.gpu, efficiency)
         beyond = efficiency.measured_seconds is not None and seconds > efficiency.measured_seconds[1]
-        return Cost(seconds, bound, self._basis(efficiency.source), beyond)
+        return Cost(seconds, bound, basis, beyond)
 
     def _side_stream(self, op: SideStream) -> Cost:
         """What the side stream adds: both streams share the memory bandwidth, and each hides the other's latencies."""
@@ -132,12 +133,16 @@ class CostModel:
         return Cost(curve_seconds(curve, op.bytes), "link", self._basis(curve.source), beyond)
 
     def _efficiency(self, kernel: str) -> Efficiency:
-        own = self.hardware.efficiency.get(f"{kernel}@{self.stack}")
-        if own is not None:
-            return own
-        if kernel not in self.hardware.efficiency:
-            raise MissingEvidence(self.hardware.name, f"efficiency.{kernel}", "the constants of this kernel class")
-        return self.hardware.efficiency[kernel]
+        return self._evidence(kernel)[0]
+
+    def _evidence(self, kernel: str) -> tuple[Efficiency, Basis]:
+        """Returns the constants of a kernel class, or of its nearest relative, and what they rest on for this class."""
+        for name, same in relatives(kernel):
+            for key in (f"{name}@{self.stack}", name):
+                entry = self.hardware.efficiency.get(key)
+                if entry is not None:
+                    return entry, self._basis(entry.source) if same else "datasheet"
+        raise MissingEvidence(self.hardware.name, f"efficiency.{kernel}", "the constants of this kernel class")
 
     def _basis(self, source: str) -> Basis:
         return self.hardware.sources[source].basis

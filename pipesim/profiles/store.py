@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from pipesim.errors import ProfileError
 from pipesim.profiles import hardware, model
 from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.hf_config import read_hf_config
 from pipesim.profiles.model import ModelProfile
 
 SCHEMA_VERSION = 1
@@ -128,7 +129,10 @@ def load_hardware(name: str) -> HardwareProfile:
 
 
 def load_model(name: str) -> ModelProfile:
-    """Returns a model profile by name or path. Raises ProfileError."""
+    """Returns a model profile by name or path, or made of a Hugging Face config.json. Raises ProfileError."""
+    config = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if config.suffix == ".json":
+        return validated(ModelProfile, read_hf_config(config).document, config)
     path = find("model", name)
     return validated(ModelProfile, read_toml(path), path)
 
