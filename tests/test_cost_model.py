@@ -614,7 +614,7 @@ def test_the_basis_of_a_price_is_that_of_the_source_of_its_constants(basis: Basi
     assert CostModel(box, "graph").price(experts(8)).basis == "fitted"
 
 
-@pytest.mark.parametrize("key", ["gemm_bf16", "moe_int4-g32", "mla_decode", "mla_prefill", "mla_absorb"])
+@pytest.mark.parametrize("key", ["gemm_bf16", "mla_decode", "mla_prefill", "mla_absorb"])
 def test_a_missing_efficiency_is_missing_evidence_and_named(key: str) -> None:
     efficiency = {name: entry for name, entry in BOX.efficiency.items() if name != key}
     box = BOX.model_copy(update={"efficiency": efficiency})
@@ -622,3 +622,16 @@ def test_a_missing_efficiency_is_missing_evidence_and_named(key: str) -> None:
         for launch, op in every_operation():
             CostModel(box, launch).price(op)
     assert missing.value.key == f"efficiency.{key}"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lender", "basis"),
+    [("gemm_int4-g128", "gemm_bf16", "datasheet"), ("moe_int4-g128", "moe_int4-g32", "fitted")],
+)
+def test_a_kernel_never_measured_borrows_the_efficiency_of_its_nearest_relative(
+    kernel: str, lender: str, basis: str
+) -> None:
+    """The same kernel at another group size is as good as measured; another kernel rests on the datasheet."""
+    work = Work(1e9, 1e9)
+    borrowed, own = (CostModel(BOX, "graph").price(Compute("x", "dense", name, work)) for name in (kernel, lender))
+    assert (borrowed.seconds, borrowed.basis) == (own.seconds, basis)

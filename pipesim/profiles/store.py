@@ -130,8 +130,8 @@ def load_hardware(name: str) -> HardwareProfile:
 
 def load_model(name: str) -> ModelProfile:
     """Returns a model profile by name or path, or made of a Hugging Face config.json. Raises ProfileError."""
-    config = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
-    if config.suffix == ".json":
+    config = Path(name) if name.endswith(".json") else Path(name) / "config.json"
+    if name.endswith(".json") or config.is_file():
         return validated(ModelProfile, read_hf_config(config).document, config)
     path = find("model", name)
     return validated(ModelProfile, read_toml(path), path)
