@@ -1,5 +1,6 @@
 """Which model runs on which box, split how, under which settings: shape is checked here, bytes in the engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,12 +40,17 @@ class ParallelPlan:
     replicas: int = 1
     """Equal copies of the whole deployment behind a balancer."""
     balancer: Balancer = "round-robin"
+    placement: tuple[int, ...] | None = None
+    """The GPU of each rank, in the order of ranks (CUDA_VISIBLE_DEVICES); None for rank r on GPU r."""
 
     def __post_init__(self) -> None:
         degrees = {"--tp": self.tp, "--pp": self.pp, "--ep": self.ep, "--dcp": self.dcp, "--replicas": self.replicas}
         for flag, value in degrees.items():
             if not 1 <= value <= LARGEST_DEGREE:
                 raise UsageError(flag, value, f"a whole number from 1 to {LARGEST_DEGREE}")
+        if self.placement is not None and len(set(self.placement)) < max(len(self.placement), self.gpus):
+            given = ",".join(map(str, self.placement))
+            raise UsageError("--placement", given, f"{self.gpus} different GPUs, one for each rank")
         if self.tp % self.ep:
             raise UsageError(
                 f"--ep with --tp {self.tp}",
@@ -103,15 +109,19 @@ class ParallelPlan:
         return self.attention_dp * self.dcp
 
     @property
-    def further_kinds(self) -> dict[str, int | bool | str]:
+    def further_kinds(self) -> dict[str, int | bool | str | list[int]]:
         """What is set beyond TP and PP, by field."""
         names = ("ep", "dp_attention", "dcp", "replicas") + ("balancer",) * (self.replicas > 1)
-        return {name: getattr(self, name) for name in names if getattr(self, name) not in {1, False}}
+        kinds = {name: getattr(self, name) for name in names if getattr(self, name) not in {1, False}}
+        return kinds | ({"placement": list(self.placement)} if self.placement else {})
 
-    def stage_gpus(self, stage: int, replica: int = 0) -> range:
-        """Returns the GPUs of one stage: stage·tp + tp_rank as SGLang and vLLM number them, replica behind replica."""
+    def stage_gpus(self, stage: int, replica: int = 0) -> Sequence[int]:
+        """Returns the GPUs of one stage: stage·tp + tp_rank as SGLang and vLLM number them, replica behind replica.
+
+        A placement says which GPU each of these ranks is on.
+        """
         first = replica * self.gpus_per_replica + stage * self.tp
-        return range(first, first + self.tp)
+        return (self.placement or range(self.gpus))[first : first + self.tp]
 
     def __str__(self) -> str:
         parts = [f"TP{self.tp}"] * (self.tp > 1 or self.pp == 1) + [f"PP{self.pp}"] * (self.pp > 1)
@@ -131,7 +141,8 @@ class EngineSettings:
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
     mem_fraction_static: float | None = None
-    peer_access: bool = True
+    peer_access: bool | None = None
+    """None is as the box's driver has it."""
     allreduce: AllReduceChoice = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     """auto is the model's own."""
@@ -206,6 +217,26 @@ class Deployment:
                     f"{'Replicas × ' * (self.plan.replicas > 1)}TP × PP of at most {self.hardware.gpus} would fit."
                 ]
             )
+        if self.plan.placement and not all(0 <= gpu < self.hardware.gpus for gpu in self.plan.placement):
+            given = ",".join(map(str, self.plan.placement))
+            raise UsageError(
+                "--placement", given, f"GPUs from 0 to {self.hardware.gpus - 1}, which {self.hardware.name} has"
+            )
+
+    @property
+    def peer_access(self) -> bool:
+        """Whether GPUs reach each other's memory: as asked for, else as the box's driver has it."""
+        asked = self.engine.peer_access
+        return self.hardware.peer_links.peer_access if asked is None else asked
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of a stage on one node: its TP degree over the nodes that the most scattered stage lies on."""
+        if self.hardware.nodes == 1:
+            return self.plan.tp
+        stages = (self.plan.stage_gpus(stage, r) for r in range(self.plan.replicas) for stage in range(self.plan.pp))
+        nodes = max(len({self.hardware.node_of(gpu) for gpu in gpus}) for gpus in stages)
+        return -(-self.plan.tp // nodes)
 
     def _check_division(self) -> None:
         tp, model, plan = self.plan.tp, self.model, self.plan
