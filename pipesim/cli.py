@@ -8,9 +8,11 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from pipesim import report
+from pipesim.commands import launch as _launch  # noqa: F401 - registers its command
 from pipesim.commands.shared import Json, import_app, print_json, progress
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
+from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import Question, asks
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import SCHEMAS, available, find, json_schema, load_hardware, load_model
@@ -42,6 +44,7 @@ Paths = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse an answer that rests in part on datasheet figures alone.")
 ]
+Launch = Annotated[bool, typer.Option("--launch", help="Show the command that starts such a server.")]
 RequestsFile = Annotated[
     Path | None, typer.Option("--requests", help="CSV file to write: one row per request and seed.")
 ]
@@ -56,6 +59,7 @@ def predict_command(
     detail: DetailName = "pass",
     strict: Strict = False,
     requests: RequestsFile = None,
+    launch: Launch = False,
     as_json: Json = False,
 ) -> None:
     """Predict tok/s, latencies, bubbles and per-GPU load of one TP×PP split.
@@ -67,9 +71,11 @@ def predict_command(
     if strict:
         _refuse_datasheet(prediction)
     if as_json:
-        print_json(report.predict_json(prediction))
-    else:
-        print(report.predict_text(prediction, asked.defaults))
+        print_json(report.predict_json(prediction) | (launch_json(prediction.deployment) if launch else {}))
+        return
+    print(report.predict_text(prediction, asked.defaults))
+    if launch:
+        print("", launch_text(prediction.deployment), sep="\n")
 
 
 @app.command("explain")

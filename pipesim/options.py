@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pipesim.deployment import (
     ParallelPlan,
 )
 from pipesim.errors import PipesimError, UsageError
+from pipesim.launch import DIALECTS
 from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.traces import Trace, read_trace
@@ -219,8 +221,10 @@ def question(
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
     groups = _expert_groups(ep, enable_expert_parallel, tp)
-    plan = ParallelPlan(tp, pp, _partition(layer_partition), groups, dp_attention, dcp, replicas, balancer)
-    return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
+    layers, of_environment = _layers(layer_partition, engine, pp)
+    plan = ParallelPlan(tp, pp, layers, groups, dp_attention, dcp, replicas, balancer)
+    defaults = (*_defaults_used(context, workload), *of_environment)
+    return Question(model, hardware, plan, settings, workload, defaults)
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
@@ -324,13 +328,26 @@ def _expert_groups(ep: int, all_ranks: bool, tp: int) -> int:
     return tp if all_ranks else ep
 
 
-def _partition(given: str | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
+def _layers(flag: str | None, engine: EngineName, pp: int) -> tuple[tuple[int, ...] | None, list[str]]:
+    """Returns the layers of each stage and in words where they come from, if not from the flag.
+
+    The engine's own environment variable counts as it does for the engine's server, which has no such flag.
+    """
+    variable = DIALECTS[engine].partition_variable
+    set_there = os.environ.get(variable, "").strip()
+    if flag is not None or not set_there or pp == 1:
+        return (None if flag is None else _partition("--layer-partition", flag)), []
+    layers = _partition(variable, set_there)
+    if len(layers) != pp:
+        raise UsageError(f"environment variable {variable}", set_there, f"layers of {pp} stages, or --layer-partition")
+    return layers, [f"layers {','.join(map(str, layers))} by {variable}"]
+
+
+def _partition(name: str, given: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in given.split(","))
     except ValueError:
-        raise UsageError("--layer-partition", given, 'whole numbers with commas such as "15,15,15,16"') from None
+        raise UsageError(name, given, 'whole numbers with commas such as "15,15,15,16"') from None
 
 
 def _defaults_used(context: typer.Context, load: Workload) -> list[str]:
