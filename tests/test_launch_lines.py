@@ -130,6 +130,7 @@ SPELLINGS = {
         "sglang.launch_server --model-path moonshotai/Kimi-K2.6 --tp 2 --pp-size 4 --max-running-requests 64",
         'M=moonshotai/Kimi-K2.6; A=(--tp 2 # split\n --pp-size 4)\nbash -c "sglang serve $M ${A[*]} '
         '--max-running-requests 64"',
+        "```bash\nsglang serve Kimi-K2.6 --tp 2 --pp-size 4 `\n --max-running-requests 64\n```",
         "nohup sglang serve /models/Kimi-K2.6/ –tp 2 —pp-size 4 --max_running_requests “64” > log 2>&1 &",
     ],
     "vllm": [
@@ -140,6 +141,7 @@ SPELLINGS = {
         "HF_TOKEN=x docker run --runtime nvidia -it --rm -e HF_TOKEN vllm/vllm-openai:v0.33.0 "
         "--model /root/.cache/huggingface/hub/models--moonshotai--Kimi-K2.6/snapshots/0a1b -tp 2 -pp 4 "
         "--max-num-seqs 64",
+        "[Service]\nEnvironment=TP=2\nExecStart=/opt/bin/vllm serve Kimi-K2.6 -tp ${TP} -pp 4 --max-num-seqs 64",
         'export TP=2\r\nvllm serve kimi-k2.6 -tp $TP -pp ${PP:-4} --max-num-seqs ${S:=64} "$@"\r\n',
         "uv run vllm serve 'Kimi-K2.6' -tp 2 -pp 4 \\\n  # --enforce-eager \\\n  --max-num-seqs 64 | tee log",
     ],
@@ -234,6 +236,14 @@ def test_a_broken_compose_file_names_its_line(run_cli: RunCli, tmp_path: Path) -
     ran = run_cli("import", "launch", path)
     assert ran.code == 2
     assert "compose.yaml, line 4" in ran.err
+
+
+def test_a_compose_file_takes_the_variables_beside_it(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TP=4\nexport PP='2'\n", encoding="utf-8")
+    path = tmp_path / "compose.yml"
+    line = "--model kimi-k2.6 -tp ${TP} -pp ${PP}"
+    path.write_text(f"services: {{a: {{image: vllm/vllm-openai, command: '{line}'}}}}\n", encoding="utf-8")
+    assert imported(str(path))[0].plan == ParallelPlan(4, 2)
 
 
 def test_equal_servers_on_gpus_of_their_own_are_replicas() -> None:

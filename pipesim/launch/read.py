@@ -90,7 +90,7 @@ def read(server: Server) -> Imported:
         UsageError: for a missing or impossible value, flags that contradict, or no model.
     """
     dialect, reading = server.dialect, Reading()
-    given = list(_flags(server.arguments, dialect))
+    given = sorted(_flags(server.arguments, dialect), key=lambda flag: flag.name not in {"model", "model-path"})
     for variable, text in server.environment.items():
         _apply_variable(reading, dialect, variable, text)
     _apply(reading, dialect, given)

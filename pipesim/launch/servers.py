@@ -129,11 +129,13 @@ def _of_container(words: list[str], environment: dict[str, str], name: str) -> l
 
 def _of_services(document: Any, name: str) -> Iterator[Server]:
     """Yields the servers of every container in a document: a compose file's services, a Kubernetes manifest's."""
+    beside = _variables_beside(Path(name))
     for label, container, copies in _containers(document, "", 1, set()):
         environment = _environment(container.get("environment", container.get("env")))
+        environment = {key: shell.expand(value, beside) for key, value in environment.items()}
         words: list[str] = []
         for key in ("entrypoint", "command", "args"):
-            words += _words(container.get(key), f"{name}, {label}.{key}", environment)
+            words += _words(container.get(key), f"{name}, {label}.{key}", beside | environment)
         image = str(container.get("image", "")).lower()
         for server in of_command(shell.Command(environment, words), f"{name}, {label}", image):
             yield server._replace(service=label, copies=copies)
@@ -185,6 +187,16 @@ def _words(given: Any, name: str, environment: Mapping[str, str]) -> list[str]:
             word for command in shell.commands(given.replace("$$", "$"), name, environment) for word in command.words
         ]
     return []
+
+
+def _variables_beside(path: Path) -> dict[str, str]:
+    """Returns what a compose file's .env file sets, for the variables in its commands."""
+    try:
+        text = path.with_name(".env").read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    pairs = re.findall(r"^\s*(?:export\s+)?(\w+)\s*=\s*(.*?)\s*$", text, re.MULTILINE)
+    return {variable: value.strip("'\"") for variable, value in pairs}
 
 
 def _scalar(value: Any) -> str:

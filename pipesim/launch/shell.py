@@ -33,6 +33,8 @@ TOKEN = re.compile(
     | (?P<trailing> \\\Z )""",
     re.VERBOSE | re.DOTALL,
 )
+UNIT_START, UNIT_VARIABLE = re.compile(r"^ExecStart=[-@:+!|]*"), re.compile(r"^Environment=(?=\S)")
+"""Keys of a systemd unit."""
 SHOWN = 60
 
 
@@ -88,11 +90,12 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 def _tidied(text: str) -> str:
     """Returns text as it was typed before it was copied: plain line ends, quotes and dashes, no prompts.
 
-    Lines that are comments go: they stand between the lines of one command, with flags left out for now.
+    Fences of code go, and lines that are comments: these stand between the lines of one command.
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").translate(TYPOGRAPHY)
     text = re.sub(r"(?<=\s)[–—](?=[A-Za-z])", "--", text)
-    lines = [PROMPT.sub("", line) for line in text.split("\n") if not line.lstrip().startswith("#")]
+    kept = (line for line in text.split("\n") if not line.lstrip().startswith(("#", "```")))
+    lines = [UNIT_START.sub("", UNIT_VARIABLE.sub("export ", PROMPT.sub("", line))) for line in kept]
     return re.sub(r"\\[ \t]+\n", "\\\n", "\n".join(lines))
 
 

@@ -57,7 +57,7 @@ def _chunked(reading: Reading, flag: str, text: str) -> None:
     if truth(flag, text):
         reading.ignore(flag)
     else:
-        reading.refuse(flag, text, "prompts in one piece; pipesim cuts them by the budget of a step")
+        reading.refuse(flag, "", "prompts in one piece; pipesim cuts them by the budget of a step")
 
 
 RULES = {
