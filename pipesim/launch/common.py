@@ -63,7 +63,6 @@ def quantization(reading: Reading, flag: str, text: str) -> None:
     """--quantization: one that a checkpoint is stored in changes nothing, one made at loading does."""
     value = text.strip().lower().replace("_", "-")
     stored = value.startswith("modelopt") or value in CHECKPOINT_FORMATS or value in {"", "none"}
-    reading.raw["quantization"] = value
     if stored or value in str(reading.raw.get("model", "")).lower():
         reading.ignore(flag)
     else:

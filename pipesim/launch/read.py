@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.errors import PipesimError, UsageError
-from pipesim.launch.base import Dialect, Reading, Unsupported, json_object, plain
+from pipesim.launch.base import Dialect, Reading, Unsupported, json_object
 from pipesim.launch.common import NCCL_TUNING, NCCL_TUNING_CHANGES, RELEVANT_VARIABLE, last_part
 from pipesim.launch.servers import Server
 from pipesim.profiles.model import ModelProfile
@@ -160,12 +160,10 @@ def _normal(name: str) -> str:
 
 def _check(imported: Imported) -> None:
     """Raises UsageError where the engine would not start."""
-    plan, settings = imported.plan, imported.settings
+    plan, _ = imported.plan, imported.settings  # either refuses values that no engine could take
     if plan.layer_partition and len(plan.layer_partition) != plan.pp:
         layers = imported.flags["layer_partition"]
         raise UsageError(imported.dialect.partition_variable, layers, f"layers of {plan.pp} stages (pipeline parallel)")
-    if settings.name != imported.dialect.name:
-        raise UsageError("engine", settings.name, imported.dialect.name)
 
 
 def _apply_variable(reading: Reading, dialect: Dialect, variable: str, text: str) -> None:
@@ -283,4 +281,4 @@ def _json_value(text: str) -> Any:
     try:
         return json_object("", f'{{"value": {text}}}')["value"]
     except UsageError:
-        return plain("", text)
+        return text

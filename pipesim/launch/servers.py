@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -271,11 +271,6 @@ def _loader(yaml: Any) -> Any:
 
     Loader.add_multi_constructor("!", untagged)
     return Loader
-
-
-def names(found: Iterable[Server]) -> str:
-    """Returns the names of servers in a file of services."""
-    return ", ".join(server.service or server.dialect.title for server in found)
 
 
 def _short(text: str) -> str:
