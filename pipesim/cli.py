@@ -9,9 +9,12 @@ import typer
 
 import pipesim.commands.import_model  # noqa: F401 - registers its command
 from pipesim import report
-from pipesim.commands.shared import Json, import_app, print_json, progress
+from pipesim.commands import launch as _launch  # noqa: F401 - registers its command
+from pipesim.commands.shared import Json, import_app, note, print_json, progress
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
+from pipesim.export import export_trace, parse_window
+from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import Question, asks
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import (
@@ -52,6 +55,14 @@ Paths = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse an answer that rests in part on datasheet figures alone.")
 ]
+TraceOut = Annotated[
+    Path | None,
+    typer.Option("--trace-out", "--perfetto", help="Trace file to write, for Perfetto: one seed, kernel by kernel."),
+]
+TraceWindow = Annotated[
+    str | None, typer.Option("--trace-window", help='Part of the run in the trace, such as "2s:2.5s" [default: all].')
+]
+Launch = Annotated[bool, typer.Option("--launch", help="Show the command that starts such a server.")]
 RequestsFile = Annotated[
     Path | None, typer.Option("--requests", help="CSV file to write: one row per request and seed.")
 ]
@@ -59,27 +70,38 @@ RequestsFile = Annotated[
 
 @app.command("predict")
 @asks
-def predict_command(
+def predict_command(  # noqa: PLR0913, PLR0917 - each option is a parameter
     asked: Question,
     seed: Seed = 0,
     seeds: Seeds = DEFAULT_SEEDS,
     detail: DetailName = "pass",
     strict: Strict = False,
     requests: RequestsFile = None,
+    launch: Launch = False,
+    trace_out: TraceOut = None,
+    trace_window: TraceWindow = None,
     as_json: Json = False,
 ) -> None:
     """Predict tok/s, latencies, bubbles and per-GPU load of one TP×PP split.
 
     Example: pipesim predict --tp 2 --pp 4 --concurrency 64
     """
+    if trace_window is not None and trace_out is None:
+        raise UsageError("--trace-window", trace_window, "it beside --trace-out only")
+    window = parse_window(trace_window)
     with RequestRecords(requests) if requests else nullcontext() as records:
         prediction = _predict(asked, seeds, seed, detail, as_json, records)
     if strict:
         _refuse_datasheet(prediction)
+    if trace_out is not None:
+        events = export_trace(Predictor(prediction.deployment), asked.workload, seed, trace_out, window)
+        note(f"wrote {trace_out}: {events:,} events of seed {seed}, to be opened at https://ui.perfetto.dev")
     if as_json:
-        print_json(report.predict_json(prediction))
-    else:
-        print(report.predict_text(prediction, asked.defaults))
+        print_json(report.predict_json(prediction) | (launch_json(prediction.deployment) if launch else {}))
+        return
+    print(report.predict_text(prediction, asked.defaults))
+    if launch:
+        print("", launch_text(prediction.deployment), sep="\n")
 
 
 @app.command("explain")

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pipesim.deployment import (
     ParallelPlan,
 )
 from pipesim.errors import PipesimError, UsageError
+from pipesim.launch import DIALECTS
 from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.traces import Trace, read_trace
@@ -29,6 +31,7 @@ from pipesim.workload import LIMITS, Workload
 
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
 DEFAULT_USERS = 32
+PARTITION_EXAMPLE = "15,15,15,16"
 WAVES = 4
 """Requests per user where --num-prompts is not given."""
 
@@ -226,18 +229,11 @@ def question(
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
     groups = _expert_groups(ep, enable_expert_parallel, tp)
-    plan = ParallelPlan(
-        tp,
-        pp,
-        _integers("--layer-partition", layer_partition, "15,15,15,16"),
-        groups,
-        dp_attention,
-        dcp,
-        replicas,
-        balancer,
-        _integers("--placement", placement, "0,2,1,3"),
-    )
-    return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
+    layers, of_environment = _layers(layer_partition, engine, pp)
+    placed = _integers("--placement", placement, "0,2,1,3")
+    plan = ParallelPlan(tp, pp, layers, groups, dp_attention, dcp, replicas, balancer, placed)
+    defaults = (*_defaults_used(context, workload), *of_environment)
+    return Question(model, hardware, plan, settings, workload, defaults)
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
@@ -339,6 +335,21 @@ def _expert_groups(ep: int, all_ranks: bool, tp: int) -> int:
     if all_ranks and ep not in {1, tp}:
         raise UsageError("--ep with --enable-expert-parallel", ep, f"{tp}, which is what vLLM's flag means, or no --ep")
     return tp if all_ranks else ep
+
+
+def _layers(flag: str | None, engine: EngineName, pp: int) -> tuple[tuple[int, ...] | None, list[str]]:
+    """Returns the layers of each stage and in words where they come from, if not from the flag.
+
+    The engine's own environment variable counts as it does for the engine's server, which has no such flag.
+    """
+    variable = DIALECTS[engine].partition_variable
+    set_there = os.environ.get(variable, "").strip()
+    if flag is not None or not set_there or pp == 1:
+        return _integers("--layer-partition", flag, PARTITION_EXAMPLE), []
+    layers = _integers(f"environment variable {variable}", set_there, PARTITION_EXAMPLE) or ()
+    if len(layers) != pp:
+        raise UsageError(f"environment variable {variable}", set_there, f"layers of {pp} stages, or --layer-partition")
+    return layers, [f"layers {','.join(map(str, layers))} by {variable}"]
 
 
 def _integers(flag: str, given: str | None, example: str) -> tuple[int, ...] | None:
