@@ -8,10 +8,12 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from pipesim import report
+from pipesim.asking import asks
+from pipesim.commands.plan import plan_command
 from pipesim.commands.shared import Json, import_app, print_json, progress
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
-from pipesim.options import Question, asks
+from pipesim.options import Question
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import SCHEMAS, available, find, json_schema, load_hardware, load_model
 from pipesim.records import RequestRecords
@@ -28,6 +30,7 @@ app = typer.Typer(
 profiles_app = typer.Typer(help="List, show and describe hardware and model profiles.", no_args_is_help=True)
 app.add_typer(profiles_app, name="profiles")
 app.add_typer(import_app, name="import")
+app.command("plan")(plan_command)
 
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]

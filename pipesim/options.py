@@ -1,13 +1,10 @@
 """The options that ask a question: which deployment under which load. Every command that asks shares them."""
 
-import functools
-import inspect
 import math
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -35,6 +32,9 @@ WAVES = 4
 Model = Annotated[str, typer.Option("--model", "--model-path", help="Model profile: a name or a .toml file.")]
 Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
+AnyEngine = Annotated[
+    Literal["sglang", "vllm", "any"], typer.Option("--engine", help="Serving engine, or any for the better one.")
+]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
 Ep = Annotated[
@@ -133,6 +133,8 @@ class Question:
     workload: Workload
     defaults: tuple[str, ...]
     """In words, what was not said and is assumed."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Of a command that searches: the values of what it would search that a person gave all the same."""
 
     def deploy(self) -> Deployment:
         """Returns the deployment asked about. Raises PipesimError."""
@@ -194,10 +196,10 @@ def question(
         output_len=output_len,
         random_range_ratio=random_range_ratio,
         context_len=context_len,
-        spacing_s=_quantity("--submit-spacing", submit_spacing, "s"),
+        spacing_s=parse_flag("--submit-spacing", submit_spacing, "s"),
         request_rate=request_rate,
         burstiness=burstiness,
-        duration_s=None if duration is None else _quantity("--duration", duration, "s"),
+        duration_s=None if duration is None else parse_flag("--duration", duration, "s"),
         prefix_cache_hit_rate=prefix_cache_hit_rate,
         warm_up=warm_up,
     )
@@ -219,25 +221,8 @@ def question(
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
     groups = _expert_groups(ep, enable_expert_parallel, tp)
-    plan = ParallelPlan(tp, pp, _partition(layer_partition), groups, dp_attention, dcp, replicas, balancer)
+    plan = ParallelPlan(tp, pp, parse_partition(layer_partition), groups, dp_attention, dcp, replicas, balancer)
     return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
-
-
-def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command whose first parameter, a `Question`, is replaced by the options of `question`."""
-    shared = inspect.signature(question).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-    hints = get_type_hints(question, include_extras=True) | get_type_hints(command, include_extras=True)
-
-    @functools.wraps(command)
-    def ask(**given: Any) -> None:
-        asked = question(**{name: given.pop(name) for name in shared})
-        command(asked, **given)
-
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
-    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    ask.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
-    return ask
 
 
 def _workload(
@@ -304,7 +289,8 @@ def _most_arrivals(rate: float, duration_s: float, burstiness: float) -> int:
     return max(low, math.ceil(min(high, most)))
 
 
-def _quantity(flag: str, given: str, unit: str) -> float:
+def parse_flag(flag: str, given: str, unit: str) -> float:
+    """Returns the SI value of a flag such as "50 ms". Raises PipesimError that names the flag."""
     try:
         return parse_quantity(given, unit)
     except ValueError as error:
@@ -324,7 +310,8 @@ def _expert_groups(ep: int, all_ranks: bool, tp: int) -> int:
     return tp if all_ranks else ep
 
 
-def _partition(given: str | None) -> tuple[int, ...] | None:
+def parse_partition(given: str | None) -> tuple[int, ...] | None:
+    """Returns the layers of each stage. Raises UsageError for what is no list of whole numbers."""
     if given is None:
         return None
     try:
