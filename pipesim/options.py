@@ -25,6 +25,7 @@ from pipesim.units import parse_quantity
 from pipesim.workload import LIMITS, Workload
 
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
+DEFAULT_ENGINE: EngineName = "sglang"
 DEFAULT_USERS = 32
 WAVES = 4
 """Requests per user where --num-prompts is not given."""
@@ -145,7 +146,7 @@ def question(
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     hardware: Hardware = DEFAULT_HARDWARE,
-    engine: Engine = "sglang",
+    engine: Engine = DEFAULT_ENGINE,
     tp: Tp = 1,
     pp: Pp = 1,
     ep: Ep = 1,

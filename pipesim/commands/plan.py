@@ -10,7 +10,7 @@ from pipesim.asking import asks_openly
 from pipesim.commands.shared import Json, print_json, progress
 from pipesim.deployment import EngineName
 from pipesim.errors import UsageError
-from pipesim.options import DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
+from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
 from pipesim.plan.question import Job, Objective, Percentile, PlanQuestion, RankBy
 from pipesim.profiles.store import load_hardware, load_model
 
@@ -44,7 +44,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
     asked: Question,
     *,
     hardware: Boxes = None,
-    engine: AnyEngine = "sglang",
+    engine: AnyEngine = DEFAULT_ENGINE,
     gpus: Gpus = None,
     max_ttft: MaxTtft = None,
     max_tpot: MaxTpot = None,

@@ -71,7 +71,8 @@ class Objective:
 
     def key(self, figures: Figures, gpus: int, hardware: str) -> tuple[float, float, float]:
         """Returns what plans are sorted by: limits first, then the rank, then the shorter E2E latency."""
-        return self.violation(figures), self.badness(figures, gpus, hardware), figures.e2e_s
+        exact = -figures.output_tokens_per_s if self.rank_by == "throughput" else self.badness(figures, gpus, hardware)
+        return self.violation(figures), exact, figures.e2e_s
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class PlanQuestion:
     model: ModelProfile
     boxes: tuple[HardwareProfile, ...]
     workload: Workload
-    engines: tuple[EngineName, ...] = ("sglang",)
+    engines: tuple[EngineName, ...] = (EngineSettings().name,)
     gpus: int | None = None
     """Most GPUs of a plan; None for all of the box."""
     plan: ParallelPlan = field(default_factory=ParallelPlan)

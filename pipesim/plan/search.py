@@ -29,8 +29,10 @@ SEEDED_PLACES = 5
 MOST_SIMULATIONS, FEWEST_SIMULATIONS = 72, 12
 MOST_PASSAGES = 1_500_000
 """Passages of all simulations together: about 40 s on one core."""
-WAVES = 4
+WAVES, WAVES_OF_LONG_ANSWERS = 4, 2
 """Requests per user that are simulated at most, in a closed loop."""
+LONG_ANSWER = 1024
+"""Output tokens from which a request counts as long: its ramp and its tail weigh little."""
 Show = Callable[[str], None]
 
 
@@ -116,7 +118,8 @@ def search(question: PlanQuestion, jobs: int = 1, show: Show = lambda _: None) -
     check_fixed(question)
     space = Space(question)
     candidates = space.candidates()
-    load = shortened(question.workload, WAVES)
+    long = question.workload.output_len >= LONG_ANSWER
+    load = shortened(question.workload, WAVES_OF_LONG_ANSWERS if long else WAVES)
     with Workers(load, jobs, show) as workers:
         front = _Front(question, candidates)
         front.firm_up(workers)
