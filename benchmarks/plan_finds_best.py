@@ -11,8 +11,9 @@ import os
 import sys
 import time
 
-from pipesim.plan import PlanQuestion, PlanSearch, search
 from pipesim.plan.evaluate import Task, Workers
+from pipesim.plan.question import PlanQuestion
+from pipesim.plan.search import PlanSearch, search
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.workload import Workload
 

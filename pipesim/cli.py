@@ -11,6 +11,7 @@ from pipesim import report
 from pipesim.asking import asks
 from pipesim.commands.plan import plan_command
 from pipesim.commands.shared import Json, import_app, print_json, progress
+from pipesim.commands.sweep import sweep_command
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
 from pipesim.options import Question
@@ -31,6 +32,7 @@ profiles_app = typer.Typer(help="List, show and describe hardware and model prof
 app.add_typer(profiles_app, name="profiles")
 app.add_typer(import_app, name="import")
 app.command("plan")(plan_command)
+app.command("sweep")(sweep_command)
 
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]

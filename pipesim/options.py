@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -290,6 +291,7 @@ def _most_arrivals(rate: float, duration_s: float, burstiness: float) -> int:
     return max(low, math.ceil(min(high, most)))
 
 
+@lru_cache(maxsize=256)
 def parse_flag(flag: str, given: str, unit: str) -> float:
     """Returns the SI value of a flag such as "50 ms". Raises PipesimError that names the flag."""
     try:

@@ -9,8 +9,9 @@ from typing import Any
 
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.explain import binding_limit
-from pipesim.plan import Job, Plan, PlanSearch, Rejection, smallest_box
-from pipesim.plan.question import SECONDS_PER_HOUR
+from pipesim.plan.question import SECONDS_PER_HOUR, Job
+from pipesim.plan.search import Plan, PlanSearch
+from pipesim.plan.space import Rejection, smallest_box
 from pipesim.report import (
     WIDTH,
     arrivals,

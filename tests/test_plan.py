@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.errors import UsageError
 from pipesim.partition import minimax_partition
-from pipesim.plan import Figures, Job, Objective, PlanQuestion, PlanSearch, search, smallest_box
 from pipesim.plan.evaluate import SharedPrices, Split, closed_loop_of
 from pipesim.plan.odds import Contender, odds
+from pipesim.plan.question import Figures, Job, Objective, PlanQuestion
+from pipesim.plan.search import PlanSearch, search
+from pipesim.plan.space import smallest_box
 from pipesim.plan_report import arguments
 from pipesim.prediction import Predictor, deploy
 from pipesim.sensitivity import Sensitivity

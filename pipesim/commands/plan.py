@@ -64,7 +64,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
 
     Example: pipesim plan --gpus 8 --concurrency 64 --max-tpot 80ms
     """
-    from pipesim.plan import search  # noqa: PLC0415 - only this command needs them
+    from pipesim.plan.search import search  # noqa: PLC0415 - only this command needs them
     from pipesim.plan_report import plan_json, plan_text  # noqa: PLC0415
 
     names = list(dict.fromkeys(name for given in hardware or [DEFAULT_HARDWARE] for name in given.split(",") if name))

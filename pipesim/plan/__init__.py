@@ -3,19 +3,3 @@
 `question` says what is asked and how plans are judged, `space` lists candidates, `evaluate` prices and simulates them,
 `search` chooses which to simulate, `odds` says how sure the ranking is.
 """
-
-from pipesim.plan.question import Figures, Job, Objective, PlanQuestion
-from pipesim.plan.search import Plan, PlanSearch, search
-from pipesim.plan.space import Rejection, smallest_box
-
-__all__ = [
-    "Figures",
-    "Job",
-    "Objective",
-    "Plan",
-    "PlanQuestion",
-    "PlanSearch",
-    "Rejection",
-    "search",
-    "smallest_box",
-]
