@@ -11,10 +11,22 @@ import typer
 
 from pipesim.axes import axis_values
 from pipesim.errors import UsageError
-from pipesim.options import Question, parse_partition, question
+from pipesim.options import Question, parse_integers, question
 
-DEGREES = ("tp", "pp", "ep", "enable_expert_parallel", "dp_attention", "dcp", "replicas", "layer_partition")
+DEGREES = (
+    "tp",
+    "pp",
+    "ep",
+    "enable_expert_parallel",
+    "dp_attention",
+    "dcp",
+    "replicas",
+    "layer_partition",
+    "placement",
+)
 """Parameters of `question` that say how a model is split."""
+LISTS = {"layer_partition": "15,15,15,16", "placement": "0,2,1,3"}
+"""Parameters that hold a list, and an example."""
 SEARCHED = (
     *DEGREES,
     "pp_max_micro_batch_size",
@@ -53,8 +65,9 @@ def _asking(command: Callable[..., None], searched: tuple[str, ...]) -> Callable
             if name in DEGREES or given[name] is None:
                 given[name] = shared[name].default
         asked = question(**{name: given.pop(name) for name in shared})
-        if "layer_partition" in fixed:
-            fixed["layer_partition"] = parse_partition(fixed["layer_partition"])
+        for name, example in LISTS.items():
+            if name in fixed:
+                fixed[name] = parse_integers(f"--{name.replace('_', '-')}", fixed[name], example)
         command(replace(asked, fixed=fixed), **given)
 
     parameters = [
@@ -147,7 +160,7 @@ def _varied(given: str, shared: Mapping[str, Any], flags: Mapping[str, str]) -> 
 
 def _separator(name: str) -> str:
     """Values that have commas themselves are set apart by semicolons."""
-    return ";" if name in {"layer_partition", "speculative_acceptance"} else ","
+    return ";" if name in {*LISTS, "speculative_acceptance"} else ","
 
 
 def _reader(hint: Any) -> tuple[Callable[[str], Any], type[int] | type[float] | None]:

@@ -48,13 +48,15 @@ def check_fixed(question: PlanQuestion) -> None:
 def splits(question: PlanQuestion, box: HardwareProfile) -> Iterator[ParallelPlan]:
     """Yields every TP × PP × replicas that fits the GPUs, without the further kinds of parallelism."""
     gpus, fixed = question.gpus_of(box), question.fixed
-    partition = fixed.get("layer_partition")
+    partition, placement = fixed.get("layer_partition"), fixed.get("placement")
     stages = _choices(fixed, "pp", _degrees(gpus, gpus)) if partition is None else [len(partition)]
     for tp, pp in product(_choices(fixed, "tp", _degrees(gpus, gpus)), stages):
         most = gpus // (tp * pp)
         for replicas in _choices(fixed, "replicas", _degrees(most, gpus)):
-            if tp * pp * replicas <= gpus and not _clashes(fixed, tp):
-                yield replace(question.plan, tp=tp, pp=pp, replicas=replicas, layer_partition=partition)
+            taken = tp * pp * replicas
+            if taken <= gpus and not _clashes(fixed, tp) and (placement is None or len(placement) == taken):
+                split = replace(question.plan, tp=tp, pp=pp, replicas=replicas, layer_partition=partition)
+                yield replace(split, placement=placement)
 
 
 def _clashes(fixed: Mapping[str, Any], tp: int) -> bool:
