@@ -9,13 +9,16 @@ import typer
 
 import pipesim.commands.import_model  # noqa: F401 - registers its command
 from pipesim import report
+from pipesim.asking import asks
 from pipesim.commands import launch as _launch  # noqa: F401 - registers its command
+from pipesim.commands.plan import plan_command
 from pipesim.commands.shared import Json, import_app, note, print_json, progress
+from pipesim.commands.sweep import sweep_command
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
 from pipesim.export import export_trace, parse_window
 from pipesim.launch.write import launch_json, launch_text
-from pipesim.options import Question, asks
+from pipesim.options import Question
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import (
     SCHEMAS,
@@ -41,6 +44,8 @@ app = typer.Typer(
 profiles_app = typer.Typer(help="List, show and describe hardware and model profiles.", no_args_is_help=True)
 app.add_typer(profiles_app, name="profiles")
 app.add_typer(import_app, name="import")
+app.command("plan")(plan_command)
+app.command("sweep")(sweep_command)
 
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]

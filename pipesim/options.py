@@ -1,14 +1,12 @@
 """The options that ask a question: which deployment under which load. Every command that asks shares them."""
 
-import functools
-import inspect
 import math
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -30,6 +28,7 @@ from pipesim.units import parse_quantity
 from pipesim.workload import LIMITS, Workload
 
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
+DEFAULT_ENGINE: EngineName = "sglang"
 DEFAULT_USERS = 32
 PARTITION_EXAMPLE = "15,15,15,16"
 WAVES = 4
@@ -40,6 +39,9 @@ Model = Annotated[
 ]
 Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
+AnyEngine = Annotated[
+    Literal["sglang", "vllm", "any"], typer.Option("--engine", help="Serving engine, or any for the better one.")
+]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
 Ep = Annotated[
@@ -142,6 +144,8 @@ class Question:
     workload: Workload
     defaults: tuple[str, ...]
     """In words, what was not said and is assumed."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Of a command that searches: the values of what it would search that a person gave all the same."""
 
     def deploy(self) -> Deployment:
         """Returns the deployment asked about. Raises PipesimError."""
@@ -152,7 +156,7 @@ def question(
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     hardware: Hardware = DEFAULT_HARDWARE,
-    engine: Engine = "sglang",
+    engine: Engine = DEFAULT_ENGINE,
     tp: Tp = 1,
     pp: Pp = 1,
     ep: Ep = 1,
@@ -204,10 +208,10 @@ def question(
         output_len=output_len,
         random_range_ratio=random_range_ratio,
         context_len=context_len,
-        spacing_s=_quantity("--submit-spacing", submit_spacing, "s"),
+        spacing_s=parse_flag("--submit-spacing", submit_spacing, "s"),
         request_rate=request_rate,
         burstiness=burstiness,
-        duration_s=None if duration is None else _quantity("--duration", duration, "s"),
+        duration_s=None if duration is None else parse_flag("--duration", duration, "s"),
         prefix_cache_hit_rate=prefix_cache_hit_rate,
         warm_up=warm_up,
     )
@@ -230,27 +234,10 @@ def question(
     )
     groups = _expert_groups(ep, enable_expert_parallel, tp)
     layers, of_environment = _layers(layer_partition, engine, pp)
-    placed = _integers("--placement", placement, "0,2,1,3")
+    placed = parse_integers("--placement", placement, "0,2,1,3")
     plan = ParallelPlan(tp, pp, layers, groups, dp_attention, dcp, replicas, balancer, placed)
     defaults = (*_defaults_used(context, workload), *of_environment)
     return Question(model, hardware, plan, settings, workload, defaults)
-
-
-def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command whose first parameter, a `Question`, is replaced by the options of `question`."""
-    shared = inspect.signature(question).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-    hints = get_type_hints(question, include_extras=True) | get_type_hints(command, include_extras=True)
-
-    @functools.wraps(command)
-    def ask(**given: Any) -> None:
-        asked = question(**{name: given.pop(name) for name in shared})
-        command(asked, **given)
-
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
-    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    ask.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
-    return ask
 
 
 def _workload(
@@ -317,7 +304,9 @@ def _most_arrivals(rate: float, duration_s: float, burstiness: float) -> int:
     return max(low, math.ceil(min(high, most)))
 
 
-def _quantity(flag: str, given: str, unit: str) -> float:
+@lru_cache(maxsize=256)
+def parse_flag(flag: str, given: str, unit: str) -> float:
+    """Returns the SI value of a flag such as "50 ms". Raises PipesimError that names the flag."""
     try:
         return parse_quantity(given, unit)
     except ValueError as error:
@@ -345,14 +334,15 @@ def _layers(flag: str | None, engine: EngineName, pp: int) -> tuple[tuple[int, .
     variable = DIALECTS[engine].partition_variable
     set_there = os.environ.get(variable, "").strip()
     if flag is not None or not set_there or pp == 1:
-        return _integers("--layer-partition", flag, PARTITION_EXAMPLE), []
-    layers = _integers(f"environment variable {variable}", set_there, PARTITION_EXAMPLE) or ()
+        return parse_integers("--layer-partition", flag, PARTITION_EXAMPLE), []
+    layers = parse_integers(f"environment variable {variable}", set_there, PARTITION_EXAMPLE) or ()
     if len(layers) != pp:
         raise UsageError(f"environment variable {variable}", set_there, f"layers of {pp} stages, or --layer-partition")
     return layers, [f"layers {','.join(map(str, layers))} by {variable}"]
 
 
-def _integers(flag: str, given: str | None, example: str) -> tuple[int, ...] | None:
+def parse_integers(flag: str, given: str | None, example: str) -> tuple[int, ...] | None:
+    """Returns a list of whole numbers. Raises UsageError for what is none."""
     if given is None:
         return None
     try:

@@ -114,6 +114,18 @@ class PassPricer:
         """CPU time of a turn over an empty slot [ps]."""
         return self._host(HostWork("idle_turn"))
 
+    def section_times(self, batch: Batch) -> dict[Section, tuple[int, int]]:
+        """Returns the GPU's time [ps] for each section of the model in one batch, and the host's for its launches.
+
+        None of the host's where a graph is replayed: its one launch per stage is the same whatever the stage holds.
+        """
+        found = {}
+        for section, ops in self._priced_sections(lower(self.deployment, batch), batch).items():
+            launches = 0 if batch.captured else sum(priced.op.launches for priced in ops)
+            host = self._host(HostWork("launch", launches=launches)) if launches else 0
+            found[section] = sum(priced.picoseconds for priced in ops), host
+        return found
+
     def operations(self, batch: Batch, stage: int) -> Iterator[PricedOp]:
         """Yields the priced operations of one stage in the order in which they run."""
         program = lower(self.deployment, batch)

@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipesim.deployment import ParallelPlan
+from pipesim.closed_form import SteadyState
+from pipesim.deployment import Deployment, ParallelPlan
 from pipesim.explain import NAMES, binding_limit, notes
 from pipesim.metrics import Latency
 from pipesim.prediction import Prediction
@@ -22,51 +23,17 @@ GIB = 2**30
 
 def predict_json(prediction: Prediction) -> dict[str, Any]:
     """Returns the object that `predict --json` prints (architecture, section 6)."""
-    deployment, workload = prediction.deployment, prediction.workload
-    steady, confidence = prediction.closed_form, Confidence(prediction)
-    numbers = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
-    latencies = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-    metrics: dict[str, Any] = {name: prediction.mean(name) for name in numbers}
-    metrics |= {name: prediction.latency(name)._asdict() for name in latencies}
-    metrics |= {name: prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")}
+    deployment, confidence = prediction.deployment, Confidence(prediction)
     return {
         "schema_version": 1,
         "feasible": True,
         "method": "simulation",
         "detail": prediction.detail,
-        "deployment": {
-            "model": deployment.model.name,
-            "hardware": deployment.hardware.name,
-            "engine": deployment.engine.name,
-            "tp": deployment.plan.tp,
-            "pp": deployment.plan.pp,
-            **deployment.plan.further_kinds,
-            "layer_partition": list(deployment.layers),
-            "cuda_graph": deployment.engine.cuda_graph,
-        },
-        "workload": {
-            "concurrency": workload.concurrency,
-            "input_len": workload.input_len,
-            "output_len": workload.output_len,
-            "num_prompts": workload.num_prompts,
-            "random_range_ratio": workload.random_range_ratio,
-            "context_len": workload.context_len,
-            "request_rate": "inf" if workload.request_rate == math.inf else workload.request_rate,
-            "burstiness": workload.burstiness,
-            "max_concurrency": workload.max_concurrency,
-            "duration_s": workload.duration_s,
-            "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
-            "warm_up": workload.warm_up,
-            "trace": str(workload.trace.path) if workload.trace else None,
-            "seeds": len(prediction.runs),
-        },
-        "metrics": metrics,
+        "deployment": deployment_json(deployment),
+        "workload": workload_json(prediction.workload) | {"seeds": len(prediction.runs)},
+        "metrics": metrics_json(prediction),
         "interval": {name: list(confidence.interval(name)) for name in HEADLINES} | {"level": LEVEL},
-        "closed_form": {
-            "output_tokens_per_s": steady.output_tokens_per_s,
-            "step_time_s": steady.step_time_s,
-            "bubble_fraction": steady.bubble_fraction,
-        },
+        "closed_form": closed_form_json(prediction.closed_form),
         "breakdown": prediction.breakdown,
         "binding_limit": binding_limit(prediction),
         "notes": notes(prediction),
@@ -77,6 +44,59 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             for rank in range(deployment.plan.tp)
         ],
         "basis": prediction.basis,
+    }
+
+
+def deployment_json(deployment: Deployment) -> dict[str, Any]:
+    """Returns what runs where, as every answer names it."""
+    return {
+        "model": deployment.model.name,
+        "hardware": deployment.hardware.name,
+        "engine": deployment.engine.name,
+        "tp": deployment.plan.tp,
+        "pp": deployment.plan.pp,
+        **deployment.plan.further_kinds,
+        "layer_partition": list(deployment.layers),
+        "cuda_graph": deployment.engine.cuda_graph,
+    }
+
+
+def workload_json(workload: Workload) -> dict[str, Any]:
+    """Returns the load, as every answer names it."""
+    return {
+        "concurrency": workload.concurrency,
+        "input_len": workload.input_len,
+        "output_len": workload.output_len,
+        "num_prompts": workload.num_prompts,
+        "random_range_ratio": workload.random_range_ratio,
+        "context_len": workload.context_len,
+        "request_rate": "inf" if workload.request_rate == math.inf else workload.request_rate,
+        "burstiness": workload.burstiness,
+        "max_concurrency": workload.max_concurrency,
+        "duration_s": workload.duration_s,
+        "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
+        "warm_up": workload.warm_up,
+        "trace": str(workload.trace.path) if workload.trace else None,
+    }
+
+
+def metrics_json(prediction: Prediction) -> dict[str, Any]:
+    """Returns the numbers of a prediction, means over seeds."""
+    numbers = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
+    latencies = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+    metrics: dict[str, Any] = {name: prediction.mean(name) for name in numbers}
+    metrics |= {name: prediction.latency(name)._asdict() for name in latencies}
+    return metrics | {
+        name: prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")
+    }
+
+
+def closed_form_json(steady: SteadyState) -> dict[str, Any]:
+    """Returns the closed form beside a prediction."""
+    return {
+        "output_tokens_per_s": steady.output_tokens_per_s,
+        "step_time_s": steady.step_time_s,
+        "bubble_fraction": steady.bubble_fraction,
     }
 
 
@@ -151,11 +171,11 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
         *([] if prediction.workload.trace else [_over_seeds(prediction.over_seeds("output_tokens_per_s"))]),
         f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
-        f"{'':<13}{'':>9} step {_time(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
         "",
         *_latencies(prediction, confidence),
         "",
-        f"{'step time':<13}{_time(prediction.mean('step_time_s')):>9}   "
+        f"{'step time':<13}{time_text(prediction.mean('step_time_s')):>9}   "
         f"bubble {prediction.mean('bubble_fraction'):.1%}   micro-batches in flight "
         f"{prediction.mean('micro_batches_in_flight'):.2f}",
         "",
@@ -183,14 +203,15 @@ def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
     deployment, workload = prediction.deployment, prediction.workload
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
     plan = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
-    text = textwrap.wrap(f"load: {_arrivals(workload)} of {_lengths(workload)}", WIDTH, subsequent_indent="  ")
+    text = textwrap.wrap(f"load: {arrivals(workload)} of {lengths(workload)}", WIDTH, subsequent_indent="  ")
     if workload.warm_up:
         text.append(f"metrics from the end of the first {workload.warm_up:,} requests on, without these")
     assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
     return [plan, *text, *assumed]
 
 
-def _arrivals(workload: Workload) -> str:
+def arrivals(workload: Workload) -> str:
+    """Returns in words how requests come."""
     requests = f"{workload.num_prompts:,} requests"
     if workload.closed_loop:
         return f"{workload.concurrency} users, {requests}"
@@ -207,7 +228,8 @@ def _arrivals(workload: Workload) -> str:
     return f"{rate:g} req/s{burstiness}{limit}{until}, {requests}"
 
 
-def _lengths(workload: Workload) -> str:
+def lengths(workload: Workload) -> str:
+    """Returns in words how long requests are."""
     spread = f" ±{workload.random_range_ratio:.0%}" if workload.random_range_ratio else ""
     context = f", {workload.context_len:,} in context" if workload.context_len else ""
     mean = " on average" if workload.trace else ""
@@ -220,12 +242,12 @@ def _latencies(prediction: Prediction, confidence: Confidence) -> list[str]:
     lines = [f"{'':<13}{'mean':>9}{'p50':>11}{'p99':>11}    {LEVEL:.0%} interval of the mean"]
     for label, name in rows:
         low, high = confidence.interval(name)
-        lines.append(f"{label:<13}{_row(prediction.latency(name))}    {_time(low)} to {_time(high)}")
+        lines.append(f"{label:<13}{_row(prediction.latency(name))}    {time_text(low)} to {time_text(high)}")
     return lines
 
 
 def _row(latency: Latency) -> str:
-    return f"{_time(latency.mean):>9}{_time(latency.p50):>11}{_time(latency.p99):>11}"
+    return f"{time_text(latency.mean):>9}{time_text(latency.p50):>11}{time_text(latency.p99):>11}"
 
 
 def _gpu_table(prediction: Prediction) -> list[str]:
@@ -256,7 +278,8 @@ def _bar(share: float, width: int) -> str:
     return "█" * round(share * width)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Returns a time in six characters or so."""
     if seconds >= 10:
         return f"{seconds:.1f} s"
     if seconds >= 1:
