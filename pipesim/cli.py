@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+import pipesim.commands.import_boxes  # noqa: F401 - registers its commands
 from pipesim import report
 from pipesim.commands.shared import Json, import_app, print_json, progress
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError

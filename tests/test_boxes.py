@@ -61,7 +61,7 @@ def test_enough_nodes_of_any_kind_predict_kimi(name: str) -> None:
     nodes = next((n for n in (2, 4) if BOXES[name].gpu.memory * 8 * n > 900e9), 8)
     box = load_hardware(name.replace("-x8", f"-{nodes}x8") if "tuned" not in name else f"{name}-n{nodes}")
     assert (box.gpus, box.nodes) == (8 * nodes, nodes)
-    predictor = Predictor(deploy(KIMI, box, ParallelPlan(8, nodes), EngineSettings()))
+    predictor = Predictor(deploy(KIMI, box, ParallelPlan(8, nodes), EngineSettings(mem_fraction_static=0.9)))
     assert predictor.steady_state(LOAD).output_tokens_per_s > 0
 
 

@@ -118,7 +118,7 @@ def _updated(path: Path, fits: Sequence[Fit]) -> str:
     for fit in curves:
         _update(tomlkit, _curve_table(tomlkit, document, fit.curve), _curve_entries(fit.curve, source_key(fit)))
     sources = document.setdefault("sources", tomlkit.table(True))
-    texts = {keys[fit.name]: source_text(fit) for fit in kernels} | _curve_texts(curves)
+    texts = {keys[fit.name]: source_text(fit) for fit in kernels} | curve_texts(curves)
     for key, text in texts.items():
         _update(tomlkit, _child(tomlkit, sources, key), {"basis": "fitted", "text": text})
     engines = {fit.cases.table.stack: fit.cases.table.version for fit in kernels}
@@ -243,7 +243,8 @@ def _own_key(profile: HardwareProfile, fit: KernelFit) -> str:
     return entry.source if entry is not None and tabled and len(users) == 1 else source_key(fit)
 
 
-def _curve_texts(curves: Sequence[CurveFit]) -> dict[str, str]:
+def curve_texts(curves: Sequence[CurveFit]) -> dict[str, str]:
+    """Returns what a profile says of the origin of some curves, by `source_key`."""
     texts = {}
     for key in {source_key(fit): None for fit in curves}:
         same = [fit for fit in curves if source_key(fit) == key]

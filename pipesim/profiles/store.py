@@ -168,9 +168,16 @@ def hardware_document(name: str, resting_on: list[str] | None = None, above: tup
     path = find("hardware", base)
     if resize:
         return document_of(load_hardware(name))
-    document = read_toml(path)
+    return _filled_in(read_toml(path), path, above, resting_on if resting_on is not None else [])
+
+
+def check_hardware_document(document: dict[str, Any], path: Path) -> HardwareProfile:
+    """Returns the hardware profile that a file with this document would be. Raises ProfileError, naming `path`."""
+    return validated(HardwareProfile, _filled_in(dict(document), path, (), []), path)
+
+
+def _filled_in(document: dict[str, Any], path: Path, above: tuple[str, ...], below: list[str]) -> dict[str, Any]:
     chain = (*above, str(path))
-    below = resting_on if resting_on is not None else []
     if "extends" in document:
         under = _below(document.pop("extends"), path, "extends", chain, below)
         document = _laid_over(under, document)
@@ -196,6 +203,8 @@ def _borrowing(given: Any, path: Path) -> Borrowing:
 def _below(name: Any, path: Path, key: str, above: tuple[str, ...], resting_on: list[str]) -> dict[str, Any]:
     """Returns the checked document of a profile that another rests on."""
     known = ", ".join(sorted(available("hardware")))
+    if isinstance(name, str) and name.endswith(".toml"):
+        name = str(path.parent / name)
     if not isinstance(name, str) or not _found(name):
         raise ProfileError(path, key, repr(name), f"the name of a hardware profile: {known}")
     if str(find("hardware", _base_of(name)[0])) in above:
