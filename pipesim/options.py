@@ -33,7 +33,12 @@ WAVES = 4
 """Requests per user where --num-prompts is not given."""
 
 Model = Annotated[str, typer.Option("--model", "--model-path", help="Model profile: a name or a .toml file.")]
-Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware", help="Box: a name such as h100-sxm-x8, rtx-4090-x2 or h100-sxm-2x8 (two nodes), or a .toml file."
+    ),
+]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]

@@ -99,6 +99,21 @@ def test_sixteen_gpus_that_come_eight_to_a_server_are_two_nodes(given_: str) -> 
     assert box.sources[box.network.source].basis == "datasheet"
 
 
+def test_a_box_of_ones_own_is_cut_and_multiplied_by_its_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPESIM_PROFILES", str(tmp_path))
+    (tmp_path / "my-box.toml").write_text('schema_version = 1\nextends = "l40s-x4"\nname = "my-box"\n', "utf-8")
+    named = {name: load_hardware(name) for name in ("my-box", "My_Box", "my-box-x2", "my-box-n3")}
+    assert {name: box.gpus for name, box in named.items()} == {
+        "my-box": 4,
+        "My_Box": 4,
+        "my-box-x2": 2,
+        "my-box-n3": 12,
+    }
+    assert [box.name for box in named.values()] == ["my-box", "my-box", "my-box-x2", "my-box-n3"]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -181,10 +181,14 @@ BROKEN_TOPO: dict[str, tuple[str | bytes, str]] = {
     "another tool": ("hello\nworld\n", "no heading with GPU0"),
     "the heading alone": (PLAIN.splitlines(True)[0], "GPU0: a column without a row"),
     "a missing row": (without_line(PLAIN, "GPU2"), "GPU2: a column without a row"),
-    "a missing column": (PLAIN.replace(ROW2, ROW2.rpartition("\t")[0] + "\n"), "line 4: GPU2: 7 columns"),
-    "cut within a row": (PLAIN[: PLAIN.rindex("GPU5\t") + 12], "line 7: GPU5: 2 columns"),
+    "a missing column": (PLAIN.replace(ROW2, ROW2.rpartition("\t")[0] + "\n"), "line 4: GPU2: 7 column(s)"),
+    "a missing column before the cores": (
+        matrix(TWO_SWITCHES, tail=lambda gpu: "\t0-31\t0").replace("PHB\t0-31", "0-31"),
+        "GPU0: 7 column(s)",
+    ),
+    "cut within a row": (PLAIN[: PLAIN.rindex("GPU5\t") + 12], 'line 7: GPU5: "NO" towards GPU1'),
     "no heading": (PLAIN.partition("\n")[2], "line 1: GPU0: a row without a heading"),
-    "an unknown word": (PLAIN.replace(ROW2, ROW2.replace("NODE", "PIG", 1)), 'line 4: GPU2: "PIG"'),
+    "an unknown word": (PLAIN.replace(ROW2, ROW2.replace("NODE", "PIG", 1)), 'line 4: GPU2: "PIG" towards GPU4'),
     "another word back": (
         PLAIN.replace(ROW2, ROW2.replace("NODE", "SYS", 1)),
         "SYS towards GPU4, which has NODE was given, the same both ways",

@@ -139,11 +139,11 @@ def _read_row(path: Path, matrix: TopoMatrix, number: int, tokens: list[str]) ->
         raise ProfileError(path, where, "a row of no column", f"one of {', '.join(matrix.columns)}")
     if gpu in matrix.words:
         raise ProfileError(path, where, "a second row of this GPU", "each GPU once", "the next matrix has no heading?")
-    known = [word for word in words if word in WORDS or NVLINK.fullmatch(word)]
     count = len(matrix.columns)
-    if len(words) < count or len(known) < count:
-        wrong = next((word for word in words[:count] if word not in known), "")
-        given = f'"{wrong}"' if wrong and len(words) >= count else f"{len(known)} columns"
+    known = next((i for i, word in enumerate(words) if word not in WORDS and not NVLINK.fullmatch(word)), len(words))
+    if known < count:
+        ended = known == len(words) or CORES.match(words[known])
+        given = f"{known} column(s)" if ended else f'"{words[known]}" towards {matrix.columns[known]}'
         raise ProfileError(path, where, given, f"{count} of {', '.join(sorted(WORDS))} or NV#", "cut off, or edited?")
     matrix.words[gpu], matrix.lines[gpu] = words[:count], number
     if numa := _numa(words[count:]):

@@ -15,8 +15,8 @@ DEFAULT_NETWORK_SOURCE = Source.model_construct(
 )
 
 
-def resized(profile: HardwareProfile, gpus: int, nodes: int, name: str) -> HardwareProfile:
-    """Returns a box of the same GPUs: `gpus` in each of so many nodes.
+def resized(profile: HardwareProfile, gpus: int | None, nodes: int, name: str) -> HardwareProfile:
+    """Returns a box of the same GPUs: `gpus` in each of so many nodes, or as many as the profile has.
 
     Fewer are the first of the box: its groups and switches are cut, its curves of as many ranks or fewer kept. More
     continue its layout, with no curve for more ranks than it had. GPUs joined by NVLink come in servers of as many as
@@ -27,6 +27,7 @@ def resized(profile: HardwareProfile, gpus: int, nodes: int, name: str) -> Hardw
         ProfileError: when no server holds so many.
     """
     per_node = profile.gpus // profile.nodes
+    gpus = per_node if gpus is None else gpus
     nvlink = profile.topology.kind == "nvlink"
     if nvlink and nodes == 1 and gpus > per_node and gpus % per_node == 0:
         gpus, nodes = per_node, gpus // per_node

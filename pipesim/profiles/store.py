@@ -132,10 +132,10 @@ def load_hardware(name: str) -> HardwareProfile:
         for below in resting_on:
             load_hardware(below)  # What is wrong there is named with its own file.
         raise
-    return resized(profile, *resize) if resize else profile
+    return profile if resize is None else resized(profile, *resize)
 
 
-def _base_of(name: str) -> tuple[str, tuple[int, int, str] | None]:
+def _base_of(name: str) -> tuple[str, tuple[int | None, int, str] | None]:
     """Returns the file, by name or path, that a name of a box rests on; and how many GPUs and nodes, if others."""
     if name.endswith(".toml") or os.sep in name or name in (names := available("hardware")):
         return name, None
@@ -144,10 +144,9 @@ def _base_of(name: str) -> tuple[str, tuple[int, int, str] | None]:
     if base is None:
         return name, None
     own = box_name(base)
-    gpus = wanted.gpus if wanted.gpus is not None else own.gpus or 1
-    if (gpus, wanted.nodes) == (own.gpus, 1):
+    if wanted.nodes == 1 and wanted.gpus in {None, own.gpus}:
         return base, None
-    return base, (gpus, wanted.nodes, canonical(base, gpus, wanted.nodes))
+    return base, (wanted.gpus, wanted.nodes, canonical(base, wanted.gpus, wanted.nodes))
 
 
 def is_derived(name: str) -> bool:
