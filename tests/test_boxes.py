@@ -9,6 +9,7 @@ import tomlkit
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pipesim.calibration import write_launch_time
 from pipesim.cost import CostModel
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.engines import all_reduce_preference
@@ -25,8 +26,8 @@ from pipesim.workload import DecodeStep, Workload
 from tests.conftest import BOX, KIMI, ROOT, RunCli
 
 NAMES = sorted(path.stem for path in (ROOT / "hardware_profiles").glob("*.toml"))
-BORROWERS = [name for name in NAMES if "[borrows]" in (ROOT / "hardware_profiles" / f"{name}.toml").read_text("utf-8")]
 BOXES = {name: load_hardware(name) for name in NAMES}
+BORROWERS = [name for name, box in BOXES.items() if any(key.startswith("borrowed-kernels") for key in box.sources)]
 LOAD = Workload(concurrency=8, num_prompts=16, input_len=128, output_len=16)
 
 
@@ -415,3 +416,16 @@ def test_a_slice_sent_with_half_the_share_takes_twice_the_time_beyond_the_launch
 
 def test_shipped_names_are_found_without_a_folder_of_ones_own() -> None:
     assert set(NAMES) <= set(available("hardware"))
+
+
+@pytest.mark.parametrize("name", ["l40s-x8", "rtx-4090-x8", "rtx-pro-6000-x8-tuned"])
+def test_a_box_that_rests_on_another_can_be_calibrated_in_place(name: str, tmp_path: Path, run_cli: RunCli) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text((ROOT / "hardware_profiles" / f"{name}.toml").read_text("utf-8"), encoding="utf-8")
+    ran = run_cli("calibrate", path, "--nccl-tests", ROOT / "tests" / "data" / "nccl_two_tests_8.txt")
+    assert ran.code == 0, ran.err
+    box = load_hardware(str(path))
+    curve = next(c for c in box.collectives if (c.op, c.ranks, c.implementation) == ("all_reduce", 8, "nccl"))
+    assert "nccl_two_tests_8.txt" in box.sources[curve.source].text
+    write_launch_time(path, 1e-5)
+    assert load_hardware(str(path)).host == BOXES[name].host.model_copy(update={"eager_launch": 1e-5})
