@@ -148,6 +148,9 @@ def calibrate_command(
     from pipesim import calibration  # noqa: PLC0415 - only this command needs them
     from pipesim.runs import load_runs  # noqa: PLC0415
 
+    if is_derived(hardware):
+        show = f"pipesim profiles show {hardware} > my-box.toml"
+        raise UsageError("HARDWARE", hardware, f"a profile with a file to write into (`{show}` makes one)")
     path = find("hardware", hardware)
     profile = load_hardware(hardware)
     if not (system or nccl_tests or runs):
@@ -179,7 +182,7 @@ def profiles_list() -> None:
     """List the profiles that a name would find."""
     for kind in SCHEMAS:
         for name, path in available(kind).items():
-            print(f"{kind:<9} {name:<24} {path}")
+            print(f"{kind:<9} {name:<28} {path}")
 
 
 @profiles_app.command("show")

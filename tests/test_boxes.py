@@ -253,13 +253,16 @@ def test_an_answer_that_rests_on_borrowed_constants_has_the_wider_interval_and_s
     assert ran.json["basis"]["datasheet"] > 0.5
 
 
-def test_what_is_borrowed_from_one_chip_meets_what_was_measured_on_its_sister_within_its_own_spread() -> None:
-    """H100 and H200 are one chip with other memory: with H100's fractions H200 comes out near its own fits."""
-    h200 = BOXES["h200-sxm-x8"]
-    borrowed = h200.model_copy(update={"efficiency": BOXES["h100-sxm-x8"].efficiency})
-    for batch in (DecodeStep(16, 1000, 16, True), DecodeStep(64, 1000, 64, True)):
-        own, lent = (PassPricer(_deployment(box, ParallelPlan(8)))(batch).totals[0] for box in (h200, borrowed))
-        assert lent == pytest.approx(own, rel=0.2)
+@pytest.mark.parametrize(("name", "lender"), [("h200-sxm-x8", "h100-sxm-x8"), ("rtx-pro-6000-x8", "l40s-x8")])
+def test_a_decode_step_with_borrowed_fractions_comes_out_near_that_with_its_own(name: str, lender: str) -> None:
+    """Both boxes were measured, so what borrowing errs is seen: 1 to 11 %, and up to 47 % in prefill."""
+    measured = BOXES[name]
+    sources = {**measured.sources, **BOXES[lender].sources}
+    borrowed = measured.model_copy(update={"efficiency": BOXES[lender].efficiency, "sources": sources})
+    for plan in (ParallelPlan(8), ParallelPlan(1, 8)):
+        for batch in (DecodeStep(16, 1000, 16, True), DecodeStep(64, 1000, 64, True)):
+            own, lent = (PassPricer(_deployment(box, plan))(batch).totals[0] for box in (measured, borrowed))
+            assert lent == pytest.approx(own, rel=0.12)
 
 
 def test_curves_between_pcie_boxes_keep_their_latency_and_scale_with_the_links() -> None:
@@ -429,3 +432,14 @@ def test_a_box_that_rests_on_another_can_be_calibrated_in_place(name: str, tmp_p
     assert "nccl_two_tests_8.txt" in box.sources[curve.source].text
     write_launch_time(path, 1e-5)
     assert load_hardware(str(path)).host == BOXES[name].host.model_copy(update={"eager_launch": 1e-5})
+
+
+def test_a_box_without_a_file_is_not_calibrated_but_told_how_to_get_one(run_cli: RunCli) -> None:
+    ran = run_cli("calibrate", "rtx-4090-x2", "--nccl-tests", ROOT / "tests" / "data" / "nccl_two_tests_8.txt")
+    assert (ran.code, ran.out) == (2, "")
+    assert "pipesim profiles show rtx-4090-x2 > my-box.toml" in ran.err
+
+
+def test_the_schema_knows_what_a_profile_may_rest_on(run_cli: RunCli) -> None:
+    properties = run_cli("profiles", "schema", "hardware").json["properties"]
+    assert {"extends", "borrows", "network", "topology"} <= properties.keys()

@@ -238,6 +238,10 @@ def load_model(name: str) -> ModelProfile:
 def json_schema(kind: str) -> dict[str, Any]:
     """Returns the JSON Schema of one kind of profile, each key described by the docstring under its field."""
     schema = SCHEMAS[kind].model_json_schema()
+    if kind == "hardware":
+        borrowing = Borrowing.model_json_schema()
+        schema["properties"]["extends"] = {"type": "string", "description": "The profile that this one is laid over."}
+        schema["properties"]["borrows"] = {"anyOf": [{"type": "string"}, borrowing]}
     texts = {name: text for module in (hardware, model) for name, text in _field_docstrings(module).items()}
     for table in (schema, *schema.get("$defs", {}).values()):
         for key, entry in table.get("properties", {}).items():
