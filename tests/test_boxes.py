@@ -119,9 +119,10 @@ def test_a_box_of_ones_own_is_cut_and_multiplied_by_its_name_too(
     ("name", "words"),
     [
         ("rtx-4091-x8", "did you mean rtx-4090-x8?"),
-        ("h100-sxm-x12", "1 to 8 H100 SXM in a node is wanted"),
-        ("rtx-pro-6000-x64", "in a node is wanted"),
-        ("rtx-4090-x0", "in a node is wanted"),
+        ("h100-sxm-x12", "1 to 8 H100 SXM in a node, and 1 to 256 nodes is wanted"),
+        ("rtx-pro-6000-x64", "in a node, and"),
+        ("rtx-4090-x0", "in a node, and"),
+        ("h100-sxm-x8-n0", "1 to 256 nodes is wanted"),
     ],
 )
 def test_a_box_that_nobody_has_is_refused_with_what_there_is(run_cli: RunCli, name: str, words: str) -> None:

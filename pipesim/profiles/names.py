@@ -70,7 +70,7 @@ def canonical(base: str, gpus: int | None, nodes: int) -> str:
     if gpus is not None:
         found = COUNT.search(base)
         name = f"{base[: found.start()]}-x{gpus}{base[found.end() :]}" if found else f"{base}-x{gpus}"
-    return name + (f"-n{nodes}" if nodes > 1 else "")
+    return name + (f"-n{nodes}" if nodes != 1 else "")
 
 
 def base_of(wanted: BoxName, names: Iterable[str]) -> str | None:
