@@ -7,10 +7,11 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-import pipesim.commands.import_model  # noqa: F401 - registers its command
+import pipesim.commands.import_boxes
+import pipesim.commands.import_model
+import pipesim.commands.launch  # noqa: F401 - each registers its commands
 from pipesim import report
 from pipesim.asking import asks
-from pipesim.commands import launch as _launch  # noqa: F401 - registers its command
 from pipesim.commands.plan import plan_command
 from pipesim.commands.shared import Json, import_app, note, print_json, progress
 from pipesim.commands.sweep import sweep_command
@@ -175,6 +176,9 @@ def calibrate_command(
     from pipesim import calibration  # noqa: PLC0415 - only this command needs them
     from pipesim.runs import load_runs  # noqa: PLC0415
 
+    if is_derived(hardware):
+        show = f"pipesim profiles show {hardware} > my-box.toml"
+        raise UsageError("HARDWARE", hardware, f"a profile with a file to write into (`{show}` makes one)")
     path = find("hardware", hardware)
     profile = load_hardware(hardware)
     if not (system or nccl_tests or runs):
@@ -206,7 +210,7 @@ def profiles_list() -> None:
     """List the profiles that a name would find."""
     for kind in SCHEMAS:
         for name, path in available(kind).items():
-            print(f"{kind:<9} {name:<24} {path}")
+            print(f"{kind:<9} {name:<28} {path}")
 
 
 @profiles_app.command("show")

@@ -37,7 +37,12 @@ WAVES = 4
 Model = Annotated[
     str, typer.Option("--model", "--model-path", help="Model: a profile's name or .toml file, or a config.json.")
 ]
-Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware", help="Box: a name such as h100-sxm-x8, rtx-4090-x2 or h100-sxm-2x8 (two nodes), or a .toml file."
+    ),
+]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 AnyEngine = Annotated[
     Literal["sglang", "vllm", "any"], typer.Option("--engine", help="Serving engine, or any for the better one.")

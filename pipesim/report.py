@@ -256,7 +256,8 @@ def _gpu_table(prediction: Prediction) -> list[str]:
     for stage in range(deployment.plan.pp):
         busy, bubble = prediction.stage_share(stage)
         gpus, first = deployment.plan.stage_gpus(stage), deployment.first_layer(stage)
-        name = f"{gpus[0]}" if len(gpus) == 1 else f"{gpus[0]}–{gpus[-1]}"
+        in_a_row = len(gpus) > 1 and list(gpus) == list(range(gpus[0], gpus[0] + len(gpus)))
+        name = f"{gpus[0]}–{gpus[-1]}" if in_a_row else ",".join(map(str, gpus))
         layers = f"{first}–{first + deployment.layers[stage] - 1}"
         weights, free = prediction.memory[stage].weights / GIB, prediction.free_bytes(stage) / GIB
         lines.append(

@@ -134,6 +134,8 @@ class TextReader:
     def runs_in(self, text: str) -> list[Run]:
         """Returns the runs in a printed output, each of them closed."""
         lines = [PREFIX.sub("", COLOUR.sub("", line)).strip() for line in text.split("\n")]
+        if not any(lines):
+            raise RefusalError("", "an empty file", WHOLE_FILE)
         for number, line in enumerate(lines, 1):
             if FAILURE.search(line):
                 hint = "the run crashed; repair it and measure again"
