@@ -133,6 +133,15 @@ def load_model(name: str) -> ModelProfile:
     return validated(ModelProfile, read_toml(path), path)
 
 
+def document_of(model: BaseModel) -> dict[str, Any]:
+    """Returns the document that reads back to an equal model: what `validated` was given, or would have been.
+
+    Plain dicts, lists, strings and numbers for TOML or JSON; quantities are strings with their unit. What was not set
+    is left out and so keeps its default; so is None, which TOML cannot write.
+    """
+    return model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+
+
 def json_schema(kind: str) -> dict[str, Any]:
     """Returns the JSON Schema of one kind of profile, each key described by the docstring under its field."""
     schema = SCHEMAS[kind].model_json_schema()
