@@ -16,6 +16,25 @@ METRICS = ("output_tokens_per_s", "request_throughput_per_s", "ttft_s", "tpot_s"
 """What can be compared; of a latency the mean."""
 
 
+ENGINE_FLAGS: dict[EngineName, tuple[str, ...]] = {
+    "sglang": ("cuda_graph", "max_running_requests", "chunked_prefill_size", "mem_fraction_static", "kv_cache_dtype"),
+    "vllm": (
+        "cuda_graph",
+        "max_running_requests",
+        "chunked_prefill_size",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "async_scheduling",
+    ),
+}
+"""Fields of `RunEngine` that change what an engine does on one GPU or many."""
+PIPELINE_FLAGS: dict[EngineName, tuple[str, ...]] = {
+    "sglang": ("pp_max_micro_batch_size", "pp_async_batch_depth"),
+    "vllm": (),
+}
+"""Those that matter besides where there are several stages."""
+
+
 class RunPlan(Frozen):
     """The split of a run."""
 

@@ -223,21 +223,32 @@ def question(
     return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
 
 
-def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command whose first parameter, a `Question`, is replaced by the options of `question`."""
-    shared = inspect.signature(question).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-    hints = get_type_hints(question, include_extras=True) | get_type_hints(command, include_extras=True)
+def takes(source: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns a decorator for commands whose first parameter is what `source` makes of options.
 
-    @functools.wraps(command)
-    def ask(**given: Any) -> None:
-        asked = question(**{name: given.pop(name) for name in shared})
-        command(asked, **given)
+    The command then has the options of `source` in the place of that parameter, and its own behind them.
+    """
+    shared = inspect.signature(source).parameters
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
-    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    ask.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
-    return ask
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[1:]
+        hints = get_type_hints(source, include_extras=True) | get_type_hints(command, include_extras=True)
+
+        @functools.wraps(command)
+        def ask(**given: Any) -> None:
+            asked = source(**{name: given.pop(name) for name in shared})
+            command(asked, **given)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
+        ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        ask.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
+        return ask
+
+    return decorate
+
+
+asks = takes(question)
+"""A command whose first parameter, a `Question`, is replaced by the options of `question`."""
 
 
 def _workload(

@@ -1,0 +1,230 @@
+"""Makes a file of measured runs out of what another tool measured, and lists what its file does not say."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipesim.errors import PipesimError, ProfileError, UsageError
+from pipesim.importers.bench.record import BenchRun, tidy
+from pipesim.importers.supplied import Supplied
+from pipesim.measured import ENGINE_FLAGS, PIPELINE_FLAGS, RunEngine, Runs
+from pipesim.profiles.store import available, load_hardware, load_model, validated
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Runs of one or more files, and for each of them a line that says what was assumed."""
+
+    runs: Runs
+    lines: tuple[str, ...]
+
+
+Found = tuple[Path, str, BenchRun]
+"""A run with its file and its place in it."""
+
+
+def run_file(found: Iterable[Found], supplied: Supplied) -> Imported:
+    """Returns the measured runs of some records, with what was assumed.
+
+    Raises:
+        PipesimError: when a record's model or GPU is not known and none was supplied, or a flag contradicts it.
+    """
+    documents, lines = [], []
+    assumed: dict[str, None] = {}
+    taken: set[str] = set()
+    for path, where, record in found:
+        document = _document(path, where, record, supplied)
+        document["id"] = _free(document["id"], taken)
+        documents.append(document)
+        assumed |= dict.fromkeys(document["assumed"])
+        lines.append(_line(document, where, record))
+    text = f"not stated by the imported file and assumed, in some runs or all: {', '.join(assumed)}" if assumed else ""
+    whole = {"schema_version": 1, "assumption": text, "run": documents}
+    return Imported(validated(Runs, whole, Path("the imported runs")), tuple(lines))
+
+
+def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> dict[str, Any]:
+    assumed = list(record.assumed)
+    place = f"{path}: {where}" if where else str(path)
+    model = _model(record.model, supplied, place)
+    hardware = _hardware(record.gpu, supplied, place)
+    assumed += ["model"] * (record.model is None) + ["hardware"]
+    name = _settled("engine.name", record.engine, record.assumed, supplied.engine, "--engine", place)
+    if name is None:
+        name = RunEngine().name
+    if "name" not in record.engine:
+        assumed.append("engine.name")
+    engine: dict[str, Any] = {**record.engine, "name": name}
+    plan = _plan(record, supplied, hardware, place, assumed)
+    workload = _workload(record, supplied, place, assumed)
+    flags = ENGINE_FLAGS[engine["name"]] + PIPELINE_FLAGS[engine["name"]] * (plan["pp"] > 1)
+    assumed += [f"engine.{flag}" for flag in flags if flag not in engine]
+    measured = dict(record.measured)
+    split_given = bool({"input_len", "output_len"} & (supplied.workload or {}).keys())
+    if split_given and "tokens_per_request" in record.totals:
+        measured["output_tokens_per_s"] = tidy(measured["request_throughput_per_s"] * workload["output_len"])
+    return {
+        "id": f"{_slug(supplied.prefix or path.stem)}-{_split_name(plan)}-{_load_name(workload)}",
+        "role": supplied.role or ("reported" if record.unjudged else "validation"),
+        "source": ", ".join(part for part in (record.tool, path.name, where, record.date) if part),
+        "model": model,
+        "hardware": hardware,
+        "plan": plan,
+        "engine": engine,
+        "workload": workload,
+        "assumed": list(dict.fromkeys(assumed)),
+        "measured": measured,
+        "tolerance": dict.fromkeys(measured, supplied.tolerance),
+        "note": "; ".join(part for part in (record.unjudged, *record.notes) if part),
+    }
+
+
+def _plan(record: BenchRun, supplied: Supplied, hardware: str, place: str, assumed: list[str]) -> dict[str, Any]:
+    """Returns the split: stated, supplied, or else all GPUs of the box as one TP group of each stage."""
+    plan = dict(record.plan)
+    for key, given in (("pp", supplied.pp), ("tp", supplied.tp)):
+        if (degree := _settled(f"plan.{key}", plan, record.assumed, given, f"--{key}", place)) is not None:
+            plan[key] = degree
+        if key not in record.plan:
+            assumed.append(f"plan.{key}")
+    plan.setdefault("pp", 1)
+    if "tp" not in plan:
+        plan["tp"] = max(1, load_hardware(hardware).gpus // (plan["pp"] * plan.get("replicas", 1)))
+    if "ep" not in plan:
+        assumed.append("plan.ep")
+    return plan
+
+
+def _workload(record: BenchRun, supplied: Supplied, place: str, assumed: list[str]) -> dict[str, Any]:
+    defaults = {"concurrency": 32, "input_len": 512, "output_len": 256, "random_range_ratio": 0.0}
+    given = dict(supplied.workload or {})
+    load = dict(record.workload)
+    whole = record.totals.get("tokens_per_request")
+    if whole is not None and len({"input_len", "output_len"} & given.keys()) == 1:
+        known, other = ("input_len", "output_len") if "input_len" in given else ("output_len", "input_len")
+        given[other] = max(1, round(whole) - given[known])
+    for key in dict.fromkeys((*defaults, *given)):
+        flag = f"--{key.replace('_', '-')}"
+        value = _settled(f"workload.{key}", load, record.assumed, given.get(key), flag, place)
+        if key not in load and f"workload.{key}" not in assumed:
+            assumed.append(f"workload.{key}")
+        load[key] = defaults[key] if value is None else value
+    if "num_prompts" not in load and "waves" not in load:
+        assumed.append("workload.num_prompts")
+    return load
+
+
+def _settled(key: str, stated: Mapping[str, Any], estimated: tuple[str, ...], given: Any, flag: str, place: str) -> Any:
+    """Returns what a flag gives or a file states.
+
+    Raises:
+        UsageError: when they are two different things; an estimate of the reader's gives way to the flag.
+    """
+    value = stated.get(key.rpartition(".")[2])
+    if given is None:
+        return value
+    if value is not None and key not in estimated and value != given:
+        raise UsageError(flag, given, f"{value}, which {place} states, or no {flag}")
+    return given
+
+
+def _model(stated: str | None, supplied: Supplied, place: str) -> str:
+    """Returns the model profile: the one supplied, that of the stated name, or the default where none is stated."""
+    if supplied.model is not None:
+        return supplied.model
+    if stated is None:
+        return supplied.default_model
+    if (name := matching_model(stated)) is None:
+        known = ", ".join(sorted(available("model")))
+        wanted = f"--model with the profile of it (there are: {known})"
+        raise ProfileError(place, "model", f'"{stated}", which no model profile is of,', wanted)
+    return name
+
+
+def matching_model(stated: str) -> str | None:
+    """Returns the name of the model profile that a Hugging Face id, a path or a name stands for; None for no one.
+
+    Compared are whole parts of the path, without case, and with `-` for `_`.
+    """
+    parts = {_folded(part) for part in re.split(r"[/\\]|--", stated) if part}
+    for name in available("model"):
+        try:
+            profile = load_model(name)
+        except PipesimError:
+            continue
+        if parts & {_folded(name), _folded(profile.name), _folded(profile.hf_id.rpartition("/")[2])}:
+            return name
+    return None
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "-")
+
+
+def _hardware(stated: str | None, supplied: Supplied, place: str) -> str:
+    if supplied.hardware is not None:
+        return supplied.hardware
+    if stated is None:
+        return supplied.default_hardware
+    if (name := matching_hardware(stated, supplied.default_hardware)) is None:
+        known = ", ".join(sorted(available("hardware")))
+        wanted = f"--hardware with the profile of it (there are: {known})"
+        raise ProfileError(place, "hardware", f'"{stated}", which no hardware profile is of,', wanted)
+    return name
+
+
+def matching_hardware(stated: str, default: str) -> str | None:
+    """Returns the hardware profile whose name has every word and number of a GPU's name; None for no one.
+
+    Of several the default, if it is among them, or the one whose name says least besides.
+    """
+    wanted = _words(stated)
+    fitting = [name for name in available("hardware") if wanted and wanted <= _words(name)]
+    return default if default in fitting else min(fitting, key=lambda name: (len(_words(name)), name), default=None)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+|\d+", name.lower())) - {"nvidia", "geforce"}
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-") or "run"
+
+
+def _split_name(plan: Mapping[str, Any]) -> str:
+    parts = [f"{key}{plan[key]}" for key in ("tp", "pp", "ep", "dcp") if key == "tp" or plan.get(key, 1) > 1]
+    return "-".join(parts + ["dp-attention"] * bool(plan.get("dp_attention")))
+
+
+def _load_name(workload: Mapping[str, Any]) -> str:
+    rate = workload.get("request_rate")
+    return f"rate{rate:g}" if rate is not None else f"c{workload['concurrency']}"
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Returns a name that is not taken yet, numbered if need be, and takes it."""
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}-{number}"
+    taken.add(free)
+    return free
+
+
+def _line(document: Mapping[str, Any], where: str, record: BenchRun) -> str:
+    """Returns one line for a person: what the file does not state of a run and what was taken for it."""
+    told, defaults = [], []
+    for key in document["assumed"]:
+        table, _, name = key.rpartition(".")
+        value = document[table].get(name) if table else document[name]
+        if value is None:
+            defaults.append(name)
+        else:
+            told.append(f"{table if name == 'name' else name} {value}")
+    text = f"{document['id']} ({', '.join(part for part in (record.tool, where) if part)}): "
+    text += f"assumed {', '.join(told)}" if told else "everything is stated"
+    if defaults:
+        text += f"; by default {', '.join(defaults)}"
+    return text + (f"; {document['note']}" if document["note"] else "")
