@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from pipesim import report
-from pipesim.commands import import_bench  # noqa: F401 - it registers itself
+from pipesim.commands import import_bench, import_server_log  # noqa: F401 - they register themselves
 from pipesim.commands.shared import Json, import_app, print_json, progress
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants

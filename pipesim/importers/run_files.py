@@ -40,8 +40,9 @@ def run_file(found: Iterable[Found], supplied: Supplied) -> Imported:
         documents.append(document)
         assumed |= dict.fromkeys(document["assumed"])
         lines.append(_line(document, where, record))
-    text = f"not stated by the imported file and assumed, in some runs or all: {', '.join(assumed)}" if assumed else ""
-    whole = {"schema_version": 1, "assumption": text, "run": documents}
+    whole: dict[str, Any] = {"schema_version": 1, "run": documents}
+    if assumed:
+        whole["assumption"] = f"what the imported files do not state: {', '.join(assumed)}"
     return Imported(validated(Runs, whole, Path("the imported runs")), tuple(lines))
 
 
@@ -65,6 +66,7 @@ def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> d
     split_given = bool({"input_len", "output_len"} & (supplied.workload or {}).keys())
     if split_given and "tokens_per_request" in record.totals:
         measured["output_tokens_per_s"] = tidy(measured["request_throughput_per_s"] * workload["output_len"])
+    said = "; ".join(part for part in (record.unjudged, *record.notes) if part)
     return {
         "id": f"{_slug(supplied.prefix or path.stem)}-{_split_name(plan)}-{_load_name(workload)}",
         "role": supplied.role or ("reported" if record.unjudged else "validation"),
@@ -77,7 +79,7 @@ def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> d
         "assumed": list(dict.fromkeys(assumed)),
         "measured": measured,
         "tolerance": dict.fromkeys(measured, supplied.tolerance),
-        "note": "; ".join(part for part in (record.unjudged, *record.notes) if part),
+        **({"note": said} if said else {}),
     }
 
 
@@ -227,4 +229,4 @@ def _line(document: Mapping[str, Any], where: str, record: BenchRun) -> str:
     text += f"assumed {', '.join(told)}" if told else "everything is stated"
     if defaults:
         text += f"; by default {', '.join(defaults)}"
-    return text + (f"; {document['note']}" if document["note"] else "")
+    return text + (f"; {document['note']}" if "note" in document else "")

@@ -7,7 +7,16 @@ The gaps that other tools call ITL are inter_chunk_latency (aiperf common/models
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, arrivals, as_number, shown, spread_ratio
+from pipesim.importers.bench.record import (
+    BenchRun,
+    Fields,
+    RefusedError,
+    arrivals,
+    as_number,
+    shown,
+    spread_ratio,
+    tidy,
+)
 
 METRICS = {
     "ttft_s": "time_to_first_token",
@@ -76,7 +85,7 @@ def _metric(document: Mapping[str, Any], key: str, statistic: str = "avg") -> fl
     if key in METRICS.values() or key == "benchmark_duration":
         if unit not in SECONDS:
             raise RefusedError(f"{key}.unit", shown(entry.get("unit")), f"one of {', '.join(sorted(SECONDS))}")
-        return value * SECONDS[unit]
+        return tidy(value * SECONDS[unit])
     return value
 
 
