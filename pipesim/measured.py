@@ -12,8 +12,17 @@ from pipesim.units import Seconds
 Role = Literal["validation", "calibration", "reported"]
 """Judged; used to fit a constant and therefore never judged as evidence; or only shown, its conditions unknown."""
 
-METRICS = ("output_tokens_per_s", "request_throughput_per_s", "ttft_s", "tpot_s", "itl_s", "e2e_s")
-"""What can be compared; of a latency the mean."""
+METRICS = (
+    "output_tokens_per_s",
+    "request_throughput_per_s",
+    "ttft_s",
+    "tpot_s",
+    "itl_s",
+    "e2e_s",
+    "kv_capacity_tokens",
+)
+"""What can be compared; of a latency the mean. The last is what the KV caches of one server hold, all ranks together.
+"""
 
 
 ENGINE_FLAGS: dict[EngineName, tuple[str, ...]] = {
@@ -104,6 +113,11 @@ class MeasuredRun(Frozen):
     measured: dict[str, float]
     tolerance: dict[str, float] = Field(default_factory=dict)
     note: str = ""
+
+    @property
+    def timed(self) -> dict[str, float]:
+        """What was measured that hangs on time: rates and latencies."""
+        return {name: value for name, value in self.measured.items() if name != KV_CAPACITY}
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:

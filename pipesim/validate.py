@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from pipesim.measured import MeasuredRun, Role, Runs
+from pipesim.measured import KV_CAPACITY, MeasuredRun, Role, Runs
 from pipesim.runs import predict_run
 from pipesim.sensitivity import Confidence
 
@@ -89,15 +89,13 @@ def compare(run: MeasuredRun, seeds: int) -> list[Comparison]:
     """Returns the comparison of each figure of one run."""
     prediction = predict_run(run, seeds)
     confidence = Confidence(prediction)
-    return [
-        Comparison(
-            id=run.id,
-            metric=metric,
-            measured=value,
-            predicted=fmean(prediction.over_seeds(metric)),
-            interval=confidence.interval(metric),
-            tolerance=run.tolerance.get(metric, 0.0),
-            role=run.role,
-        )
-        for metric, value in run.measured.items()
-    ]
+    rows = []
+    for metric, value in run.measured.items():
+        if metric == KV_CAPACITY:
+            predicted = float(prediction.kv_capacity_tokens)
+            interval = predicted, predicted
+        else:
+            predicted, interval = fmean(prediction.over_seeds(metric)), confidence.interval(metric)
+        tolerance = run.tolerance.get(metric, 0.0)
+        rows.append(Comparison(run.id, metric, value, predicted, interval, tolerance, run.role))
+    return rows

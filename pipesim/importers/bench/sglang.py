@@ -45,6 +45,8 @@ def read_sglang_serving(document: Mapping[str, Any]) -> BenchRun:
     served = fields.completed("completed")
     arguments = server_arguments(document.get("server_info"))
     measured = fields.metrics(LATENCIES, MILLISECOND) | fields.metrics(RATES)
+    if size := as_number(arguments.get("max_total_num_tokens")):
+        measured["kv_capacity_tokens"] = kv_capacity(size, plan_of(arguments))
     workload, estimated = _lengths(fields, served)
     load, arrivals_assumed = _arrivals(fields, served)
     engine, engine_assumed = _engine(document, arguments, fields)
@@ -80,6 +82,11 @@ def server_arguments(server_info: object) -> dict[str, Any]:
         server_info = decode[0]
     nested = server_info.get("server_args")
     return plain(nested if isinstance(nested, dict) else {}) | plain(server_info)
+
+
+def kv_capacity(tokens_per_rank: float, plan: Mapping[str, Any]) -> float:
+    """Returns the tokens that a server's KV caches hold: with DP attention every rank holds others."""
+    return tokens_per_rank * (plan.get("tp", 1) if plan.get("dp_attention") else 1)
 
 
 def engine_name(backend: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipesim.importers.bench.flags import acceptance_of, engine_of, plan_of
 from pipesim.importers.bench.record import BenchRun, RefusedError, as_number, tidy
-from pipesim.importers.bench.sglang import USUAL_DRAFT_TOKENS
+from pipesim.importers.bench.sglang import USUAL_DRAFT_TOKENS, kv_capacity
 from pipesim.importers.server_log.lines import Line, arguments
 from pipesim.importers.server_log.steady import Sample, generated, mean_rate, steady
 
@@ -97,9 +97,12 @@ def read_sglang_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list
         unsaid = "" if pp or "pp" in plan else "; how many stages there are is not said (--pp)"
         notes.append(f"stage PP{stages[0]} alone is read, each prints the same events{unsaid}")
     notes += [f"rates of {len(working)} DP ranks are added up"] * (len(working) > 1)
+    measured = {"output_tokens_per_s": tidy(sum(mean_rate(rank.samples) for rank in working.values()))}
+    if kv_tokens:
+        measured["kv_capacity_tokens"] = kv_capacity(kv_tokens, plan)
     run = BenchRun(
         tool=SOURCE,
-        measured={"output_tokens_per_s": tidy(sum(mean_rate(rank.samples) for rank in working.values()))},
+        measured=measured,
         workload=workload,
         plan=plan,
         engine=engine,

@@ -78,7 +78,8 @@ def read_vllm_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list[t
     notes += [f"rates of {len(working)} engines are added up"] * (len(working) > 1)
     run = BenchRun(
         tool="vLLM log",
-        measured={"output_tokens_per_s": tidy(sum(mean_rate(core.samples) for core in working))},
+        measured={"output_tokens_per_s": tidy(sum(mean_rate(core.samples) for core in working))}
+        | ({"kv_capacity_tokens": float(kv_tokens)} if kv_tokens else {}),
         workload=workload,
         plan=plan,
         engine=engine,
