@@ -12,15 +12,8 @@ from pipesim.units import Seconds
 Role = Literal["validation", "calibration", "reported"]
 """Judged; used to fit a constant and therefore never judged as evidence; or only shown, its conditions unknown."""
 
-METRICS = (
-    "output_tokens_per_s",
-    "request_throughput_per_s",
-    "ttft_s",
-    "tpot_s",
-    "itl_s",
-    "e2e_s",
-    "kv_capacity_tokens",
-)
+KV_CAPACITY = "kv_capacity_tokens"
+METRICS = ("output_tokens_per_s", "request_throughput_per_s", "ttft_s", "tpot_s", "itl_s", "e2e_s", KV_CAPACITY)
 """What can be compared; of a latency the mean. The last is what the KV caches of one server hold, all ranks together.
 """
 

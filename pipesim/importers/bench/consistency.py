@@ -6,7 +6,7 @@ in flight = rate × end-to-end (Little's law). A ratio nearer to 1000 than to 1 
 
 import math
 from collections.abc import Mapping
-from itertools import chain
+from itertools import combinations
 
 from pipesim.importers.bench.record import BenchRun, RefusedError
 
@@ -18,14 +18,17 @@ LEAST_TPOT_S, MOST_TPOT_S = 1e-4, 30.0
 LEAST_TTFT_IN_TPOT = 0.2
 """A first token takes a forward pass at least; a fifth of a decode step is already generous."""
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-SUSPECTS = tuple((name,) for name in ("duration_s", *LATENCIES, "output_tokens_per_s", "request_throughput_per_s"))
-TOGETHER = (LATENCIES, ("ttft_s", "tpot_s", "itl_s"), ("tpot_s", "itl_s"))
+SUSPECTS: tuple[tuple[str, ...], ...] = (
+    *((name,) for name in ("duration_s", *LATENCIES, "output_tokens_per_s", "request_throughput_per_s")),
+    *(names for size in (2, 3, 4) for names in combinations(LATENCIES, size)),
+)
+"""What may be in a wrong unit: one figure, or several latencies alike. The fewest that explain all are named."""
 
 Facts = Mapping[str, float]
 
 
 def check_units(run: BenchRun) -> tuple[str, ...]:
-    """Returns notes on figures of a run that do not quite fit together.
+    """Returns notes on figures of a run that do not fit together, though no unit explains it.
 
     Raises:
         RefusedError: when one is, or several alike are, about 1000 times too large or small; it names the field.
@@ -36,14 +39,12 @@ def check_units(run: BenchRun) -> tuple[str, ...]:
         facts["answer"] = answer
     if "in_flight" not in facts and "request_rate" not in run.workload and "concurrency" in run.workload:
         facts["in_flight"] = float(min(run.workload["concurrency"], run.workload.get("num_prompts", math.inf)))
-    if not _broken(facts):
-        return tuple(f"{text} (a factor of {ratio:.2g})" for text, ratio in _ratios(facts) if not _near(ratio, ODD))
-    for names in chain(SUSPECTS, TOGETHER):
+    for names in SUSPECTS if _broken(facts) else ():
         for factor in (1000.0, 0.001):
             scaled = {name: value * factor if name in names else value for name, value in facts.items()}
-            if set(names) & facts.keys() and not _broken(scaled):
+            if set(names) <= facts.keys() and not _broken(scaled):
                 raise _wrong_unit(run, names, facts, factor)
-    raise RefusedError(*_unexplained(run, facts))
+    return tuple(f"{text} (a factor of {ratio:.2g})" for text, ratio in _ratios(facts) if not _near(ratio, ODD))
 
 
 def _ratios(facts: Facts) -> list[tuple[str, float]]:
@@ -97,12 +98,11 @@ def _near(ratio: float, factor: float) -> bool:
 
 
 def _wrong_unit(run: BenchRun, names: tuple[str, ...], facts: Facts, factor: float) -> RefusedError:
-    there = [name for name in names if name in facts]
-    keys = [run.fields.get(name, name) for name in there]
-    given = ", ".join(f"{facts[name]:.6g} {_unit(name)}" for name in there)
-    wanted = ", ".join(f"{facts[name] * factor:.6g} {_unit(name)}" for name in there)
+    keys = [run.fields.get(name, name) for name in names]
+    given = ", ".join(f"{facts[name]:.6g} {_unit(name)}" for name in names)
+    wanted = ", ".join(f"{facts[name] * factor:.6g} {_unit(name)}" for name in names)
     looks = "seconds where milliseconds belong" if factor > 1 else "milliseconds where seconds belong"
-    if any(_unit(name) != "s" for name in there):
+    if any(_unit(name) != "s" for name in names):
         looks = "a rate per another unit of time"
     text = f"{given}, which the other figures contradict by a factor of 1000 (it looks like {looks}),"
     return RefusedError(", ".join(keys), text, f"about {wanted}")
@@ -110,18 +110,3 @@ def _wrong_unit(run: BenchRun, names: tuple[str, ...], facts: Facts, factor: flo
 
 def _unit(name: str) -> str:
     return "s" if name in {"duration_s", *LATENCIES} else "per s"
-
-
-def _unexplained(run: BenchRun, facts: Facts) -> tuple[str, str, str]:
-    wrong = [(text, ratio) for text, ratio in _ratios(facts) if not _near(ratio, A_UNIT)]
-    names = [name for name in ("ttft_s", "tpot_s", "e2e_s", "duration_s", "output_tokens_per_s") if name in facts]
-    keys = ", ".join(run.fields.get(name, name) for name in names)
-    if wrong:
-        text = "; ".join(f"{text}, out by a factor of {ratio:.3g}" for text, ratio in wrong)
-    else:
-        text = ", ".join(f"{name} {facts[name]:.3g}" for name in names)
-    return (
-        keys,
-        f"figures that cannot be true together ({text})",
-        "the tool's own units: ms in fields named _ms, else s",
-    )
