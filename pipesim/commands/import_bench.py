@@ -19,7 +19,7 @@ def import_bench_command(said: Supplied, files: Files, output: Output = None, as
     from pipesim.importers.bench import read_bench  # noqa: PLC0415 - only this command needs them
     from pipesim.importers.run_files import run_file  # noqa: PLC0415
 
-    read = {path: read_bench(path) for path in files}
-    found = [(path, where, record) for path, file in read.items() for where, record in file.runs]
-    refused = [error for file in read.values() for error in file.refused]
+    read = [(path, read_bench(path)) for path in files]
+    found = [(path, where, record) for path, file in read for where, record in file.runs]
+    refused = [error for _, file in read for error in file.refused]
     give_back(run_file(found, said), files, refused, output, as_json)

@@ -19,6 +19,6 @@ def import_server_log_command(said: Supplied, files: Files, output: Output = Non
     from pipesim.importers.run_files import run_file  # noqa: PLC0415 - only this command needs them
     from pipesim.importers.server_log import read_server_log  # noqa: PLC0415
 
-    read = {path: read_server_log(path, said.pp) for path in files}
-    refused = [error for file in read.values() for error in file.refused]
-    give_back(run_file([(path, "", file.run) for path, file in read.items()], said), files, refused, output, as_json)
+    read = [(path, read_server_log(path, said.pp)) for path in files]
+    refused = [error for _, file in read for error in file.refused]
+    give_back(run_file([(path, "", file.run) for path, file in read], said), files, refused, output, as_json)

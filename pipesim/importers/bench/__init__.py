@@ -13,7 +13,7 @@ from pipesim.importers.bench.consistency import check_units
 from pipesim.importers.bench.documents import WANTED, Broken, Piece, pieces, read_text
 from pipesim.importers.bench.genai_perf import is_genai_perf, read_genai_perf
 from pipesim.importers.bench.inferencex import is_inferencex, read_inferencex
-from pipesim.importers.bench.kinds import is_toml, look_of_object, look_of_text
+from pipesim.importers.bench.kinds import known_text, look_of_object, look_of_text
 from pipesim.importers.bench.one_batch import is_one_batch, is_one_batch_server, read_one_batch, read_one_batch_server
 from pipesim.importers.bench.record import BenchRun, RefusedError
 from pipesim.importers.bench.sglang import is_sglang_serving, read_sglang_serving
@@ -70,7 +70,7 @@ def read_bench(path: Path) -> BenchFile:
         except RefusedError as refusal:
             key = f"{piece.where}: {refusal.key}" if refusal.key else piece.where
             refused.append(ProfileError(path, key, refusal.given, refusal.wanted))
-    if not runs and (not refused or is_toml(text)):
+    if not runs and (not refused or known_text(text)):
         raise ProfileError(path, "", look_of_text(text), f"{WANTED} of {', '.join(TOOLS)}")
     if not runs:
         first = refused[0]

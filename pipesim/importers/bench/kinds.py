@@ -9,7 +9,7 @@ LOG_LINE = re.compile(r"(?:Decode|Prefill) batch\b|Avg generation throughput:|se
 TEXTS = (
     (LOG_LINE, "a server's log (for `pipesim import server-log`)"),
     (re.compile(r"^#.*nThread|^#\s+size\s+count\s+type", re.M), "nccl-tests output (for `pipesim import nccl-tests`)"),
-    (re.compile(r"^[^,\n]+(?:,[^,\n]*){2,}\n[^,\n]+(?:,[^,\n]*){2,}$"), "a table in CSV"),
+    (re.compile(r"\A[^,\n{\[]+(?:,[^,\n]*){2,}\n[^,\n]+(?:,[^,\n]*){2,}(?:\n|\Z)"), "a table in CSV"),
     (re.compile(r"^\s*<(?:!DOCTYPE|html|\?xml)", re.I | re.M), "a web page"),
 )
 OBJECTS = (
@@ -26,21 +26,16 @@ OBJECTS = (
 
 def look_of_text(text: str) -> str:
     """Returns in words what a text without JSON in it looks like."""
-    if is_toml(text):
-        return "a TOML file"
-    kind = next((name for pattern, name in TEXTS if pattern.search(text[:200_000])), "")
-    if kind:
-        return kind
     first = text.strip().split("\n", 1)[0]
-    return f"text that begins with {first[:40]!r}"
+    return known_text(text) or f"text that begins with {first[:40]!r}"
 
 
-def is_toml(text: str) -> bool:
-    """Whether a text is a TOML document with something in it."""
+def known_text(text: str) -> str:
+    """Returns in words the other kind of text that this is; empty for none that is known."""
     try:
-        return bool(tomllib.loads(text))
+        return "a TOML file" if tomllib.loads(text) else ""
     except ValueError:
-        return False
+        return next((name for pattern, name in TEXTS if pattern.search(text[:200_000])), "")
 
 
 def look_of_object(document: Mapping[str, Any]) -> str:
