@@ -53,8 +53,12 @@ class Validation:
 
     @property
     def coverage(self) -> float:
-        """Share of the judged rows whose measured figure lies in the predicted interval; 0 when there is none."""
-        return fmean(row.covered for row in self.judged) if self.judged else 0.0
+        """Share of the judged rows whose measured figure lies in the predicted interval; 0 when there is none.
+
+        KV capacity has no interval and is left out.
+        """
+        unsure = [row for row in self.judged if row.metric != KV_CAPACITY]
+        return fmean(row.covered for row in unsure) if unsure else 0.0
 
     @property
     def mean_abs_relative_error(self) -> float:

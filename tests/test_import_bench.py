@@ -397,7 +397,13 @@ def test_what_was_assumed_and_left_out_is_said_on_stderr_one_line_each(tmp_path:
 
 
 def test_a_model_is_matched_by_its_id_or_name_and_an_unknown_one_wants_a_flag(write: Write, run_cli: RunCli) -> None:
-    for stated in ("moonshotai/Kimi-K2.6", "KIMI-K2.6", "/models/kimi_k2.6/", "~/hub/models--moonshotai--Kimi-K2.6/x"):
+    for stated in (
+        "moonshotai/Kimi-K2.6",
+        "KIMI-K2.6",
+        "/models/kimi_k2.6/",
+        "~/hub/models--moonshotai--Kimi-K2.6/x",
+        "kimik2.6",
+    ):
         assert matching_model(stated) == "kimi-k2.6"
     assert matching_model("moonshotai/Kimi-K2.6-Base") is None
     path = write(changed("vllm_serve.json", model_id="acme/Other-1", tokenizer_id="acme/Other-1"))
@@ -460,3 +466,12 @@ def test_graphs_are_off_in_every_versions_words() -> None:
     )
     assert [engine_of(arguments)["cuda_graph"] for arguments in off] == [False] * 3
     assert "cuda_graph" not in engine_of({})
+
+
+def test_the_first_versions_of_aiperf_had_their_metrics_one_level_down(write: Write) -> None:
+    document = first_line("aiperf.json")
+    records = {key: value for key, value in document.items() if isinstance(value, dict) and "unit" in value}
+    records["ttft"] = records.pop("time_to_first_token")
+    (run,) = imported(write(json.dumps({"records": records, "input_config": document["input_config"]})))
+    (same,) = imported(DATA / "aiperf.json")
+    assert run.measured == same.measured

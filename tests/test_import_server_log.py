@@ -73,6 +73,16 @@ def test_a_log_validates_from_end_to_end(tmp_path: Path, run_cli: RunCli) -> Non
     assert capacity["sglang_tp2_pp4-tp2-pp4-c64"]["predicted"] > 100_000
 
 
+def test_kv_capacity_is_compared_and_never_fitted(tmp_path: Path, run_cli: RunCli) -> None:
+    run = imported(DATA / "sglang_tp8_ray.log")
+    assert set(run.measured) - set(run.timed) == {"kv_capacity_tokens"}
+    file = tmp_path / "runs.toml"
+    run_cli("import", "server-log", DATA / "sglang_tp8_ray.log", "--role", "calibration", "-o", file)
+    ran = run_cli("calibrate", DEFAULT_HARDWARE, "--runs", file, "--dry-run")
+    assert ran.code == 0
+    assert ran.out.count("sglang_tp8_ray-tp8-c32") == 1
+
+
 def test_stages_print_the_same_events_and_are_never_summed() -> None:
     run = imported(DATA / "sglang_tp2_pp4.log")
     assert 990 < run.measured["output_tokens_per_s"] < 1010

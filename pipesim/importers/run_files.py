@@ -49,9 +49,9 @@ def run_file(found: Iterable[Found], supplied: Supplied) -> Imported:
 def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> dict[str, Any]:
     assumed = list(record.assumed)
     place = f"{path}: {where}" if where else str(path)
-    model = _model(record.model, supplied, place)
+    model = _model(record.models, supplied, place)
     hardware = _hardware(record.gpu, supplied, place)
-    assumed += ["model"] * (record.model is None) + ["hardware"]
+    assumed += ["model"] * (not record.models) + ["hardware"]
     name = _settled("engine.name", record.engine, record.assumed, supplied.engine, "--engine", place)
     if name is None:
         name = RunEngine().name
@@ -132,25 +132,25 @@ def _settled(key: str, stated: Mapping[str, Any], estimated: tuple[str, ...], gi
     return given
 
 
-def _model(stated: str | None, supplied: Supplied, place: str) -> str:
-    """Returns the model profile: the one supplied, that of the stated name, or the default where none is stated."""
+def _model(stated: tuple[str, ...], supplied: Supplied, place: str) -> str:
+    """Returns the model profile: the one supplied, that of a stated name, or the default where none is stated."""
     if supplied.model is not None:
         return supplied.model
-    if stated is None:
+    if not stated:
         return supplied.default_model
-    if (name := matching_model(stated)) is None:
+    if (name := next(filter(None, map(matching_model, stated)), None)) is None:
         known = ", ".join(sorted(available("model")))
         wanted = f"--model with the profile of it (there are: {known})"
-        raise ProfileError(place, "model", f'"{stated}", which no model profile is of,', wanted)
+        raise ProfileError(place, "model", f'"{stated[0]}", which no model profile is of,', wanted)
     return name
 
 
 def matching_model(stated: str) -> str | None:
     """Returns the name of the model profile that a Hugging Face id, a path or a name stands for; None for no one.
 
-    Compared are whole parts of the path, without case, and with `-` for `_`.
+    Compared are whole parts of the path by their letters, digits and dots, without case.
     """
-    parts = {_folded(part) for part in re.split(r"[/\\]|--", stated) if part}
+    parts = {_folded(part) for part in re.split(r"[/\\]|--", stated)} - {""}
     for name in available("model"):
         try:
             profile = load_model(name)
@@ -162,7 +162,7 @@ def matching_model(stated: str) -> str | None:
 
 
 def _folded(name: str) -> str:
-    return name.casefold().replace("_", "-")
+    return re.sub(r"[^a-z0-9.]", "", name.casefold())
 
 
 def _hardware(stated: str | None, supplied: Supplied, place: str) -> str:

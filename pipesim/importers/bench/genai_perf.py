@@ -34,12 +34,14 @@ OPEN_LOOPS = {"poisson", "gamma", "constant"}
 
 def is_genai_perf(document: Mapping[str, Any]) -> bool:
     """Whether a JSON object is of aiperf or genai-perf."""
+    document = _flat(document)
     known = [document.get(key) for key in METRICS.values()]
     return any(isinstance(entry, dict) and "avg" in entry and "unit" in entry for entry in known)
 
 
 def read_genai_perf(document: Mapping[str, Any]) -> BenchRun:
     """Returns the run of one file. Raises RefusedError naming the metric."""
+    document = _flat(document)
     measured = {name: value for name, key in METRICS.items() if (value := _metric(document, key))}
     config = document.get("input_config")
     config = config if isinstance(config, dict) else {}
@@ -59,12 +61,21 @@ def read_genai_perf(document: Mapping[str, Any]) -> BenchRun:
         tool="aiperf" if "aiperf_version" in document or "schema_version" in document else "genai-perf",
         measured=measured,
         workload={**load, **({"num_prompts": served} if served else {}), **lengths},
-        model=next(_names(config), None),
+        models=tuple(_names(config)),
         assumed=(*assumed, *estimated),
         notes=tuple(notes),
         fields=keys,
         totals={name: value for name, value in (("duration_s", duration), ("completed", float(served or 0))) if value},
     )
+
+
+def _flat(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a document with its metrics at the top: the first versions of aiperf had them under `records`."""
+    records = document.get("records")
+    if not isinstance(records, dict):
+        return document
+    first = {"time_to_first_token": records["ttft"]} if "ttft" in records else {}
+    return {**document, **first, **records}
 
 
 def _metric(document: Mapping[str, Any], key: str, statistic: str = "avg") -> float | None:

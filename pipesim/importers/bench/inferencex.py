@@ -58,7 +58,7 @@ def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
         workload={"concurrency": sizes["conc"], "input_len": sizes["isl"], "output_len": sizes["osl"]},
         plan=plan,
         engine={"name": name} if name else {},
-        model=fields.text("model") or fields.text("infmax_model_prefix"),
+        models=fields.texts("model", "infmax_model_prefix"),
         gpu=fields.text("hw"),
         notes=(*notes, *fields.notes),
         unjudged=unjudged,

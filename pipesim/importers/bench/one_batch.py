@@ -5,7 +5,7 @@ from typing import Any
 
 from pipesim.importers.bench.flags import acceptance_of
 from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, shown, tidy
-from pipesim.importers.bench.sglang import USUAL_DRAFT_TOKENS
+from pipesim.importers.bench.sglang import ENGINE, USUAL_DRAFT_TOKENS
 
 ONE_CHUNK_TOKENS = 8192
 """Prompt tokens that the server prefills at once by default on a GPU of 90 to 160 GiB (arg_groups/memory_hook.py)."""
@@ -43,7 +43,7 @@ def read_one_batch(document: Mapping[str, Any]) -> BenchRun:
         tool="sglang.bench_one_batch",
         measured=measured,
         workload=load,
-        engine={"name": "sglang"},
+        engine={"name": ENGINE},
         notes=tuple(notes),
         fields={
             "ttft_s": "prefill_latency",
@@ -80,7 +80,7 @@ def read_one_batch_server(document: Mapping[str, Any]) -> BenchRun:
     hit = fields.number("cache_hit_rate")
     if hit and 0 < hit <= 1:
         load["prefix_cache_hit_rate"] = hit
-    engine: dict[str, Any] = {"name": "sglang"}
+    engine: dict[str, Any] = {"name": ENGINE}
     if acceptance := acceptance_of(fields.number("acc_length") or 0.0, USUAL_DRAFT_TOKENS):
         engine["speculative_acceptance"] = acceptance
     if stopped := fields.count("num_early_stopped"):

@@ -27,8 +27,8 @@ class BenchRun:
     workload: Mapping[str, Any]
     plan: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
-    model: str | None = None
-    """As the file names it: a Hugging Face id, a path, or a name."""
+    models: tuple[str, ...] = ()
+    """Names that the file has for the model: Hugging Face ids, paths, names that it was served under."""
     gpu: str | None = None
     """As the file names it."""
     date: str | None = None
@@ -79,6 +79,10 @@ class Fields:
         """Returns a field's text; None when it is missing, null, empty or of another kind."""
         value = self.document.get(key)
         return value if isinstance(value, str) and value else None
+
+    def texts(self, *keys: str) -> tuple[str, ...]:
+        """Returns the texts of those fields that have one."""
+        return tuple(text for key in keys if (text := self.text(key)) is not None)
 
     def completed(self, key: str) -> int:
         """Returns how many requests were served. Raises RefusedError when there is none."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from statistics import fmean, pstdev
 from typing import Any
 
+from pipesim.deployment import EngineName
 from pipesim.importers.bench.flags import acceptance_of, engine_of, plain, plan_of
 from pipesim.importers.bench.record import (
     MILLISECOND,
@@ -17,6 +18,7 @@ from pipesim.importers.bench.record import (
     spread_ratio,
 )
 
+ENGINE: EngineName = "sglang"
 TOOL = "sglang.bench_serving"
 LATENCIES = {
     "ttft_s": "mean_ttft_ms",
@@ -56,7 +58,7 @@ def read_sglang_serving(document: Mapping[str, Any]) -> BenchRun:
         workload={**load, "num_prompts": served, **workload},
         plan=plan_of(arguments),
         engine=engine,
-        model=next((str(arguments[key]) for key in ("served_model_name", "model_path") if arguments.get(key)), None),
+        models=Fields(arguments).texts("served_model_name", "model_path"),
         assumed=(*estimated, *arrivals_assumed, *engine_assumed),
         notes=tuple(fields.notes),
         fields=LATENCIES | RATES | TOTALS | {"completed": "completed"},

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from pipesim.importers.bench.flags import acceptance_of, engine_of, plan_of
-from pipesim.importers.bench.record import BenchRun, RefusedError, as_number, tidy
+from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, as_number, tidy
 from pipesim.importers.bench.sglang import USUAL_DRAFT_TOKENS, kv_capacity
 from pipesim.importers.server_log.lines import Line, arguments
 from pipesim.importers.server_log.steady import Sample, generated, mean_rate, steady
@@ -106,7 +106,7 @@ def read_sglang_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list
         workload=workload,
         plan=plan,
         engine=engine,
-        model=given_arguments.get("served_model_name") or given_arguments.get("model_path"),
+        models=Fields(given_arguments).texts("served_model_name", "model_path"),
         assumed=(*(f"workload.{key}" for key in workload), *assumed),
         notes=tuple(notes),
     )

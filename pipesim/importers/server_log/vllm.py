@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any
 
 from pipesim.importers.bench.flags import engine_of, plain, plan_of
-from pipesim.importers.bench.record import BenchRun, RefusedError, tidy
+from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, tidy
 from pipesim.importers.server_log.lines import Line, arguments
 from pipesim.importers.server_log.steady import Sample, mean_rate, steady
 
@@ -64,7 +64,7 @@ def read_vllm_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list[t
     )
     taken_in = sum(fmean(core.prompt_rates) for core in working)
     given_out = sum(fmean(sample.tokens_per_s for sample in core.samples) for core in working)
-    kv_tokens, model, plan, engine = _printed(log)
+    kv_tokens, models, plan, engine = _printed(log)
     workload = {
         "concurrency": max(1, running + waiting),
         "input_len": max(1, round(USUAL_OUTPUT_LEN * taken_in / given_out)),
@@ -83,7 +83,7 @@ def read_vllm_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list[t
         workload=workload,
         plan=plan,
         engine=engine,
-        model=model,
+        models=models,
         assumed=tuple(f"workload.{key}" for key in workload),
         notes=tuple(notes),
     )
@@ -110,8 +110,8 @@ def _cores_of(log: Sequence[Line]) -> tuple[list[EngineCore], list[tuple[int, st
     return list(cores.values()), broken
 
 
-def _printed(log: Sequence[Line]) -> tuple[int, str | None, dict[str, Any], dict[str, Any]]:
-    """Returns the tokens of the KV cache (0 if not printed), the model, the split and the engine's settings."""
+def _printed(log: Sequence[Line]) -> tuple[int, tuple[str, ...], dict[str, Any], dict[str, Any]]:
+    """Returns the tokens of the KV cache (0 if not printed), the model's names, the split and the engine's settings."""
     given: dict[str, Any] = {}
     sizes, version = [], None
     for line in log:
@@ -131,5 +131,5 @@ def _printed(log: Sequence[Line]) -> tuple[int, str | None, dict[str, Any], dict
     engine = {"name": "vllm", **engine_of({key: value for key, value in given.items() if key != "version"})}
     if version:
         engine["version"] = version
-    model = given.get("model") or given.get("model_tag")
-    return min(sizes, default=0), model, plan, engine
+    models = Fields(given).texts("served_model_name", "model", "model_tag")
+    return min(sizes, default=0), models, plan, engine
