@@ -315,6 +315,27 @@ def test_a_garbled_file_is_read_or_refused_in_words(
     assert all(math.isfinite(value) for run in runs for value in run.measured.values())
 
 
+@given(
+    path=st.sampled_from(SAMPLES),
+    at=st.floats(0, 1),
+    odd=st.sampled_from([None, [], {}, "x", True, -1, 0, 1e308, math.inf, [None], {"avg": []}, {"avg": 1, "unit": 3}]),
+)
+def test_a_field_of_another_kind_is_read_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, path: Path, at: float, odd: object
+) -> None:
+    document = json.JSONDecoder().raw_decode(path.read_text(encoding="utf-8"))[0]
+    document = document[0] if isinstance(document, list) else document
+    key = list(document)[int(at * (len(document) - 1))]
+    changed_file = tmp_path_factory.getbasetemp() / f"odd-{path.name}"
+    changed_file.write_text(json.dumps(document | {key: odd}), encoding="utf-8")
+    try:
+        runs = imported(changed_file)
+    except PipesimError as error:
+        assert str(error)
+        return
+    assert all(0 < value < math.inf for run in runs for value in run.measured.values())
+
+
 def test_a_half_written_line_between_good_ones_is_named_and_they_are_kept(write: Write) -> None:
     first, second = (DATA / "sglang_serving.jsonl").read_text(encoding="utf-8").splitlines()
     for end in (10, len(first) // 2, len(first) - 1):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MILLISECOND = 1e-3
+LARGEST = 10**15
 
 
 class RefusedError(Exception):
@@ -66,6 +67,8 @@ class Fields:
         if not math.isfinite(number):
             self.notes.append(f"{key} is {value} and is left out")
             return None
+        if abs(number) > LARGEST:
+            raise RefusedError(key, shown(value), f"a number of at most {LARGEST:,}")
         return number
 
     def count(self, key: str) -> int | None:
