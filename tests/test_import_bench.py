@@ -496,3 +496,11 @@ def test_the_first_versions_of_aiperf_had_their_metrics_one_level_down(write: Wr
     (run,) = imported(write(json.dumps({"records": records, "input_config": document["input_config"]})))
     (same,) = imported(DATA / "aiperf.json")
     assert run.measured == same.measured
+
+
+def test_a_tp_group_too_small_for_the_weights_had_stages(write: Write) -> None:
+    (run,) = imported(write(changed("vllm_serve.json", tensor_parallel_size="2")))
+    assert (run.plan.tp, run.plan.pp) == (2, 4)
+    assert "plan.pp" in run.assumed
+    (whole,) = imported(write(changed("vllm_serve.json", tensor_parallel_size="8")))
+    assert (whole.plan.tp, whole.plan.pp) == (8, 1)

@@ -58,7 +58,7 @@ def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> d
     if "name" not in record.engine:
         assumed.append("engine.name")
     engine: dict[str, Any] = {**record.engine, "name": name}
-    plan = _plan(record, supplied, hardware, place, assumed)
+    plan = _plan(record, supplied, model, hardware, place, assumed)
     workload = _workload(record, supplied, place, assumed)
     flags = ENGINE_FLAGS[engine["name"]] + PIPELINE_FLAGS[engine["name"]] * (plan["pp"] > 1)
     assumed += [f"engine.{flag}" for flag in flags if flag not in engine]
@@ -83,17 +83,25 @@ def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> d
     }
 
 
-def _plan(record: BenchRun, supplied: Supplied, hardware: str, place: str, assumed: list[str]) -> dict[str, Any]:
-    """Returns the split: stated, supplied, or else all GPUs of the box as one TP group of each stage."""
+def _plan(
+    record: BenchRun, supplied: Supplied, model: str, hardware: str, place: str, assumed: list[str]
+) -> dict[str, Any]:
+    """Returns the split: stated, supplied, or else the engines' one stage and all GPUs of the box as its TP group.
+
+    Where the stated TP group could not hold the weights, it had stages: as many as the box has room for.
+    """
     plan = dict(record.plan)
+    box = load_hardware(hardware)
     for key, given in (("pp", supplied.pp), ("tp", supplied.tp)):
         if (degree := _settled(f"plan.{key}", plan, record.assumed, given, f"--{key}", place)) is not None:
             plan[key] = degree
         if key not in record.plan:
             assumed.append(f"plan.{key}")
-    plan.setdefault("pp", 1)
-    if "tp" not in plan:
-        plan["tp"] = max(1, load_hardware(hardware).gpus // (plan["pp"] * plan.get("replicas", 1)))
+    room = box.gpus // plan.get("replicas", 1)
+    if "pp" not in plan:
+        one_is_enough = (load_model(model).text_weights or 0.0) < plan.get("tp", room) * box.gpu.memory
+        plan["pp"] = 1 if one_is_enough else max(1, room // plan.get("tp", room))
+    plan.setdefault("tp", max(1, room // plan["pp"]))
     if "ep" not in plan:
         assumed.append("plan.ep")
     return plan
