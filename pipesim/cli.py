@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+import pipesim.commands.import_model  # noqa: F401 - registers its command
 from pipesim import report
 from pipesim.commands import import_bench, import_server_log  # noqa: F401 - they register themselves
 from pipesim.commands.shared import Json, import_app, print_json, progress
@@ -14,7 +15,16 @@ from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
 from pipesim.options import Question, asks
 from pipesim.prediction import Prediction, Predictor
-from pipesim.profiles.store import SCHEMAS, available, find, json_schema, load_hardware, load_model
+from pipesim.profiles.store import (
+    SCHEMAS,
+    available,
+    document_of,
+    find,
+    is_derived,
+    json_schema,
+    load_hardware,
+    load_model,
+)
 from pipesim.records import RequestRecords
 from pipesim.simulation import Detail
 
@@ -176,6 +186,11 @@ def profiles_list() -> None:
 @profiles_app.command("show")
 def profiles_show(name: Annotated[str, typer.Argument(help="Name or .toml file of a profile.")]) -> None:
     """Check a profile and print its file, with the source of every constant."""
+    if is_derived(name):
+        import tomlkit  # noqa: PLC0415 - only boxes without a file of their own need it
+
+        print(tomlkit.dumps(document_of(load_hardware(name))), end="")
+        return
     kind = next((kind for kind in SCHEMAS if name in available(kind)), None)
     if kind is None and not Path(name).is_file():
         names = ", ".join(sorted(name for kind in SCHEMAS for name in available(kind)))

@@ -1,11 +1,12 @@
 """Which model runs on which box, split how, under which settings: shape is checked here, bytes in the engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pipesim.errors import InfeasibleDeployment, UsageError
 from pipesim.profiles.hardware import HardwareProfile
-from pipesim.profiles.model import ModelProfile
+from pipesim.profiles.model import GqaAttention, ModelProfile
 
 LARGEST_DEGREE = 4096
 
@@ -39,12 +40,17 @@ class ParallelPlan:
     replicas: int = 1
     """Equal copies of the whole deployment behind a balancer."""
     balancer: Balancer = "round-robin"
+    placement: tuple[int, ...] | None = None
+    """The GPU of each rank, in the order of ranks (CUDA_VISIBLE_DEVICES); None for rank r on GPU r."""
 
     def __post_init__(self) -> None:
         degrees = {"--tp": self.tp, "--pp": self.pp, "--ep": self.ep, "--dcp": self.dcp, "--replicas": self.replicas}
         for flag, value in degrees.items():
             if not 1 <= value <= LARGEST_DEGREE:
                 raise UsageError(flag, value, f"a whole number from 1 to {LARGEST_DEGREE}")
+        if self.placement is not None and len(set(self.placement)) < max(len(self.placement), self.gpus):
+            given = ",".join(map(str, self.placement))
+            raise UsageError("--placement", given, f"{self.gpus} different GPUs, one for each rank")
         if self.tp % self.ep:
             raise UsageError(
                 f"--ep with --tp {self.tp}",
@@ -103,15 +109,19 @@ class ParallelPlan:
         return self.attention_dp * self.dcp
 
     @property
-    def further_kinds(self) -> dict[str, int | bool | str]:
+    def further_kinds(self) -> dict[str, int | bool | str | list[int]]:
         """What is set beyond TP and PP, by field."""
         names = ("ep", "dp_attention", "dcp", "replicas") + ("balancer",) * (self.replicas > 1)
-        return {name: getattr(self, name) for name in names if getattr(self, name) not in {1, False}}
+        kinds = {name: getattr(self, name) for name in names if getattr(self, name) not in {1, False}}
+        return kinds | ({"placement": list(self.placement)} if self.placement else {})
 
-    def stage_gpus(self, stage: int, replica: int = 0) -> range:
-        """Returns the GPUs of one stage: stage·tp + tp_rank as SGLang and vLLM number them, replica behind replica."""
+    def stage_gpus(self, stage: int, replica: int = 0) -> Sequence[int]:
+        """Returns the GPUs of one stage: stage·tp + tp_rank as SGLang and vLLM number them, replica behind replica.
+
+        A placement says which GPU each of these ranks is on.
+        """
         first = replica * self.gpus_per_replica + stage * self.tp
-        return range(first, first + self.tp)
+        return (self.placement or range(self.gpus))[first : first + self.tp]
 
     def __str__(self) -> str:
         parts = [f"TP{self.tp}"] * (self.tp > 1 or self.pp == 1) + [f"PP{self.pp}"] * (self.pp > 1)
@@ -131,7 +141,8 @@ class EngineSettings:
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
     mem_fraction_static: float | None = None
-    peer_access: bool = True
+    peer_access: bool | None = None
+    """None is as the box's driver has it."""
     allreduce: AllReduceChoice = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     """auto is the model's own."""
@@ -206,27 +217,69 @@ class Deployment:
                     f"{'Replicas × ' * (self.plan.replicas > 1)}TP × PP of at most {self.hardware.gpus} would fit."
                 ]
             )
+        if self.plan.placement and not all(0 <= gpu < self.hardware.gpus for gpu in self.plan.placement):
+            given = ",".join(map(str, self.plan.placement))
+            raise UsageError(
+                "--placement", given, f"GPUs from 0 to {self.hardware.gpus - 1}, which {self.hardware.name} has"
+            )
+
+    @property
+    def peer_access(self) -> bool:
+        """Whether GPUs reach each other's memory: as asked for, else as the box's driver has it."""
+        asked = self.engine.peer_access
+        return self.hardware.peer_links.peer_access if asked is None else asked
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of a stage on one node: its TP degree over the nodes that the most scattered stage lies on."""
+        if self.hardware.nodes == 1:
+            return self.plan.tp
+        stages = (self.plan.stage_gpus(stage, r) for r in range(self.plan.replicas) for stage in range(self.plan.pp))
+        nodes = max(len({self.hardware.node_of(gpu) for gpu in gpus}) for gpus in stages)
+        return -(-self.plan.tp // nodes)
 
     def _check_division(self) -> None:
         tp, model, plan = self.plan.tp, self.model, self.plan
+        moe = model.moe
         for what, size, degree in (
             ("attention heads", model.attention.heads, plan.attention_tp),
-            ("columns of a routed expert", model.moe.expert_intermediate, plan.moe_tp),
-            ("columns of the shared experts", model.moe.shared_experts * model.moe.expert_intermediate, tp),
-            ("columns of the dense MLP", model.dense_intermediate, tp),
+            ("columns of a routed expert", moe.expert_intermediate if moe else 0, plan.moe_tp),
+            ("columns of the shared experts", moe.shared_columns if moe else 0, tp),
+            ("columns of the dense MLP", model.dense_columns, tp),
         ):
             if size % degree:
                 raise UsageError("--tp", tp, f"a number that divides the {size} {what} of {model.name}")
-        if model.moe.experts % plan.ep:
-            raise UsageError(
-                "--ep",
-                plan.ep,
-                f"a number that divides the {model.moe.experts} experts of {model.name} (every rank holds equally "
-                "many; the engine stops at start-up otherwise)",
-            )
+        self._check_kv_heads()
+        self._check_experts()
         if self.plan.pp > model.layers:
             raise UsageError(
                 "--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}"
+            )
+
+    def _check_kv_heads(self) -> None:
+        attention, ranks = self.model.attention, self.plan.attention_tp
+        if isinstance(attention, GqaAttention):
+            if attention.kv_heads % ranks and ranks % attention.kv_heads:
+                wanted = f"a number that divides the {attention.kv_heads} KV heads of {self.model.name}, or a multiple"
+                raise UsageError("--tp", self.plan.tp, wanted)
+            if self.plan.dcp > max(1, ranks // attention.kv_heads):
+                wanted = (
+                    f"at most {max(1, ranks // attention.kv_heads)} (ranks that hold the same of the "
+                    f"{attention.kv_heads} KV heads of {self.model.name} can share out its tokens, others cannot)"
+                )
+                raise UsageError(f"--dcp with --tp {self.plan.tp}", self.plan.dcp, wanted)
+
+    def _check_experts(self) -> None:
+        model, ep = self.model, self.plan.ep
+        if model.moe is None:
+            if ep > 1:
+                raise UsageError("--ep", ep, f"1 ({model.name} has no experts to share out)")
+        elif model.moe.experts % ep:
+            raise UsageError(
+                "--ep",
+                ep,
+                f"a number that divides the {model.moe.experts} experts of {model.name} (every rank holds equally "
+                "many; the engine stops at start-up otherwise)",
             )
 
     def _check_partition(self) -> None:
@@ -259,8 +312,3 @@ class Deployment:
     def first_layer(self, stage: int) -> int:
         """Returns the index of the first layer of a stage."""
         return sum(self.layers[:stage])
-
-    def dense_layers(self, stage: int) -> int:
-        """Returns how many layers of a stage have no routed experts."""
-        first = self.first_layer(stage)
-        return max(0, min(self.model.moe.dense_layers_first, first + self.layers[stage]) - first)

@@ -48,6 +48,7 @@ class RunPlan(Frozen):
     dcp: int = Field(default=1, ge=1)
     replicas: int = Field(default=1, ge=1)
     balancer: Balancer = "round-robin"
+    placement: tuple[int, ...] | None = None
 
 
 class RunEngine(Frozen):
@@ -60,7 +61,7 @@ class RunEngine(Frozen):
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
     mem_fraction_static: float | None = None
-    peer_access: bool = True
+    peer_access: bool | None = None
     allreduce: AllReduceChoice = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     gpu_memory_utilization: float | None = None

@@ -169,6 +169,10 @@ class SendRecv:
     """Whether sender and receiver share a socket or switch."""
     peer_access: bool
     tensors: int
+    across_nodes: bool = False
+    """Whether they are on different nodes."""
+    share: float = 1.0
+    """Part of its bandwidth that the transfers running beside it leave, where they meet on a link."""
 
     @property
     def name(self) -> str:

@@ -32,7 +32,9 @@ DEFAULT_USERS = 32
 WAVES = 4
 """Requests per user where --num-prompts is not given."""
 
-Model = Annotated[str, typer.Option("--model", "--model-path", help="Model profile: a name or a .toml file.")]
+Model = Annotated[
+    str, typer.Option("--model", "--model-path", help="Model: a profile's name or .toml file, or a config.json.")
+]
 Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
@@ -96,7 +98,11 @@ Graph = Annotated[
 ]
 KvDtype = Annotated[KvCacheDtype, typer.Option("--kv-cache-dtype", help="Storage of the KV cache.")]
 PeerAccess = Annotated[
-    bool, typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host.")
+    bool | None,
+    typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host [default: as the box]."),
+]
+Placement = Annotated[
+    str | None, typer.Option("--placement", help='GPU of each rank, such as "0,2,1,3" [default: in order].')
 ]
 AllReduce = Annotated[
     AllReduceChoice,
@@ -174,7 +180,8 @@ def question(
     cuda_graph: Graph = True,
     enforce_eager: Eager = False,
     kv_cache_dtype: KvDtype = "auto",
-    p2p: PeerAccess = True,
+    placement: Placement = None,
+    p2p: PeerAccess = None,
     allreduce: AllReduce = "auto",
     trace: TraceFile = None,
     prefix_cache: PrefixCache = False,
@@ -219,7 +226,17 @@ def question(
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
     groups = _expert_groups(ep, enable_expert_parallel, tp)
-    plan = ParallelPlan(tp, pp, _partition(layer_partition), groups, dp_attention, dcp, replicas, balancer)
+    plan = ParallelPlan(
+        tp,
+        pp,
+        _integers("--layer-partition", layer_partition, "15,15,15,16"),
+        groups,
+        dp_attention,
+        dcp,
+        replicas,
+        balancer,
+        _integers("--placement", placement, "0,2,1,3"),
+    )
     return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
 
 
@@ -335,13 +352,13 @@ def _expert_groups(ep: int, all_ranks: bool, tp: int) -> int:
     return tp if all_ranks else ep
 
 
-def _partition(given: str | None) -> tuple[int, ...] | None:
+def _integers(flag: str, given: str | None, example: str) -> tuple[int, ...] | None:
     if given is None:
         return None
     try:
         return tuple(int(part) for part in given.split(","))
     except ValueError:
-        raise UsageError("--layer-partition", given, 'whole numbers with commas such as "15,15,15,16"') from None
+        raise UsageError(flag, given, f'whole numbers with commas such as "{example}"') from None
 
 
 def _defaults_used(context: typer.Context, load: Workload) -> list[str]:

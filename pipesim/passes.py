@@ -83,7 +83,15 @@ class PassPricer:
         self.deployment = deployment
         engine = deployment.engine
         self._cost = {
-            mode: CostModel(deployment.hardware, mode, all_reduce, engine.peer_access, scale or {}, engine.name)
+            mode: CostModel(
+                deployment.hardware,
+                mode,
+                all_reduce,
+                deployment.peer_access,
+                scale or {},
+                engine.name,
+                deployment.ranks_per_node,
+            )
             for mode in ("graph", "eager")
         }
         self._prices: dict[Batch, PassPrice] = {}

@@ -113,6 +113,8 @@ def _check_all_reduce(hardware: HardwareProfile, plan: ParallelPlan, settings: E
 
 def _check_weights(model: ModelProfile) -> None:
     computed = model_bytes(model)
+    if model.text_weights is None:
+        return
     if abs(computed / model.text_weights - 1.0) > model.text_weights_tolerance:
         raise ProfileError(
             f"model profile {model.name}",

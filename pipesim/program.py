@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pipesim.deployment import Deployment
 from pipesim.families import Section, batch_on_rank, family_of
+from pipesim.links import fair_shares
 from pipesim.ops import Collective, SendRecv, StageOp
 from pipesim.profiles.model import STORAGE_BYTES
 from pipesim.workload import Batch
@@ -25,17 +26,16 @@ class PassProgram:
     """Per section, on each rank of a stage."""
     stages: tuple[tuple[SectionRun, ...], ...]
     sends: tuple[tuple[SendRecv, ...], ...]
-    """Per hop from a stage to the next, one transfer per rank; they run side by side on links of their own."""
+    """Per hop from a stage to the next, one transfer per rank; side by side, they share the uplinks where they meet."""
 
 
 def stage_sections(deployment: Deployment, stage: int) -> tuple[SectionRun, ...]:
-    """Returns what one stage runs, in order: embedding on the first, head on the last, dense before expert layers."""
-    dense = deployment.dense_layers(stage)
+    """Returns what one stage runs, in order: embedding on the first, head on the last, layers of one kind together."""
+    kinds = deployment.model.layer_kinds(deployment.first_layer(stage), deployment.layers[stage])
     runs = [
         SectionRun("embedding", int(stage == 0)),
         SectionRun("receive", int(stage > 0 and deployment.plan.attention_tp > 1)),
-        SectionRun("dense_layer", dense),
-        SectionRun("expert_layer", deployment.layers[stage] - dense),
+        *(SectionRun(kind, times) for kind, times in kinds.items()),
         SectionRun("head", int(stage == deployment.plan.pp - 1)),
         SectionRun("draft", deployment.engine.draft_tokens if stage == deployment.plan.pp - 1 else 0),
     ]
@@ -71,7 +71,15 @@ def _sends(deployment: Deployment, batch: Batch, stage: int) -> tuple[SendRecv, 
     model, plan, hardware = deployment.model, deployment.plan, deployment.hardware
     size = 2 * STORAGE_BYTES[model.precision.activations] * batch_on_rank(batch, plan.attention_dp).tokens
     size *= model.hidden_size / plan.attention_tp
+    pairs = list(zip(plan.stage_gpus(stage), plan.stage_gpus(stage + 1), strict=True))
     return tuple(
-        SendRecv(size, hardware.same_group(sender, receiver), deployment.engine.peer_access, tensors=2)
-        for sender, receiver in zip(plan.stage_gpus(stage), plan.stage_gpus(stage + 1), strict=True)
+        SendRecv(
+            size,
+            hardware.same_group(sender, receiver),
+            deployment.peer_access,
+            tensors=2,
+            across_nodes=hardware.node_of(sender) != hardware.node_of(receiver),
+            share=share,
+        )
+        for (sender, receiver), share in zip(pairs, fair_shares(hardware, pairs, deployment.peer_access), strict=True)
     )

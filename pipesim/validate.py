@@ -9,6 +9,8 @@ from pipesim.runs import predict_run
 from pipesim.sensitivity import Confidence
 
 SEEDS = 20
+ENOUGH_REQUESTS = 2048
+"""Requests, over all seeds, beyond which another seed tells nothing new of a mean."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class Validation:
 
 
 def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str], None] = lambda _: None) -> Validation:
-    """Returns the comparison of every measured figure with its prediction, the mean over `seeds` seeds."""
+    """Returns the comparison of every measured figure with its prediction, the mean over at most `seeds` seeds.
+
+    Of a run with many requests fewer seeds are drawn, at least two.
+    """
     rows: list[Comparison] = []
     assumptions = []
     for file in files:
@@ -85,7 +90,8 @@ def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str]
             assumptions.append(file.assumption)
         for run in file.run:
             progress(run.id)
-            rows += compare(run, seeds)
+            requests = run.workload.num_prompts or run.workload.waves * run.workload.concurrency
+            rows += compare(run, min(seeds, max(2, ENOUGH_REQUESTS // requests)))
     return Validation(tuple(rows), tuple(assumptions))
 
 

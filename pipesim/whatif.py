@@ -110,9 +110,9 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
         *_all_reduce_switches(deployment),
     ]
     if plan.gpus > 1:
-        p2p = "without peer access (--no-p2p)" if settings.peer_access else "with peer access (--p2p)"
+        p2p = "without peer access (--no-p2p)" if deployment.peer_access else "with peer access (--p2p)"
         candidates += [
-            (p2p, replace(settings, peer_access=not settings.peer_access), hardware),
+            (p2p, replace(settings, peer_access=not deployment.peer_access), hardware),
             ("links one generation faster (2x per byte)", settings, hardware.with_links_scaled(2.0)),
             ("links one generation slower (half per byte)", settings, hardware.with_links_scaled(0.5)),
         ]

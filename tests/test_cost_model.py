@@ -614,11 +614,33 @@ def test_the_basis_of_a_price_is_that_of_the_source_of_its_constants(basis: Basi
     assert CostModel(box, "graph").price(experts(8)).basis == "fitted"
 
 
-@pytest.mark.parametrize("key", ["gemm_bf16", "moe_int4-g32", "mla_decode", "mla_prefill", "mla_absorb"])
+@pytest.mark.parametrize("key", ["gemm_bf16", "mla_decode", "mla_prefill", "mla_absorb"])
 def test_a_missing_efficiency_is_missing_evidence_and_named(key: str) -> None:
-    efficiency = {name: entry for name, entry in BOX.efficiency.items() if name != key}
+    efficiency = {name: entry for name, entry in BOX.efficiency.items() if name.partition("@")[0] != key}
     box = BOX.model_copy(update={"efficiency": efficiency})
     with pytest.raises(MissingEvidence, match=rf"rtx-pro-6000-x8: efficiency\.{key}: nothing was given") as missing:
         for launch, op in every_operation():
             CostModel(box, launch).price(op)
     assert missing.value.key == f"efficiency.{key}"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "lender", "basis"),
+    [("gemm_int4-g128", "gemm_bf16", "datasheet"), ("moe_int4-g128", "moe_int4-g32", "fitted")],
+)
+def test_a_kernel_never_measured_borrows_the_efficiency_of_its_nearest_relative(
+    kernel: str, lender: str, basis: str
+) -> None:
+    """The same kernel at another group size is as good as measured; another kernel rests on the datasheet."""
+    work = Work(1e9, 1e9)
+    borrowed, own = (CostModel(BOX, "graph").price(Compute("x", "dense", name, work)) for name in (kernel, lender))
+    assert (borrowed.seconds, borrowed.basis) == (own.seconds, basis)
+
+
+def test_a_kernel_measured_on_another_stack_alone_is_priced_with_it_and_said_to_be_extrapolated() -> None:
+    other = BOX.efficiency["moe_int4-g32@vllm"]
+    box = BOX.model_copy(update={"efficiency": {n: e for n, e in BOX.efficiency.items() if n != "moe_int4-g32"}})
+    there, here = (CostModel(box, "graph", stack=stack).price(experts(8)) for stack in ("vllm", "sglang"))
+    assert here.seconds == there.seconds
+    assert (here.extrapolated, there.extrapolated) == (True, False)
+    assert box.sources[other.source].basis == here.basis

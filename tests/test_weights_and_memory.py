@@ -136,7 +136,8 @@ def test_the_model_has_a_trillion_parameters_and_32_billion_of_them_work_on_a_to
 
 def replicated_bytes(split: Deployment, stage: int) -> float:
     """What every tensor-parallel rank holds whole: q_a, kv_a, the router and the norms, from the published shapes."""
-    layers, dense = split.layers[stage], split.dense_layers(stage)
+    layers = split.layers[stage]
+    dense = KIMI.layer_kinds(split.first_layer(stage), layers)["dense_layer"]
     per_layer = 7168 * (1536 + 512 + 64) + 1536 + 512 + 2 * HIDDEN
     final_norm = HIDDEN if stage == split.plan.pp - 1 else 0
     return 2.0 * (layers * per_layer + (layers - dense) * HIDDEN * 384 + final_norm)

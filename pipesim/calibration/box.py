@@ -8,6 +8,7 @@ from pipesim.calibration import cases
 from pipesim.calibration.cases import Cases
 from pipesim.calibration.curves import CurveFit, fit_collectives
 from pipesim.calibration.fit import KernelFit, fit_kernel, with_memory
+from pipesim.calibration.grouped_cases import grouped_cases
 from pipesim.calibration.solve import Errors
 from pipesim.calibration.write import difference, write_profile
 from pipesim.importers import STACKS
@@ -16,6 +17,8 @@ from pipesim.profiles.hardware import Gpu, HardwareProfile
 from pipesim.profiles.store import read_toml, validated
 
 WIDTH = 80
+GEMM_FORMATS = {"fp8": ["fp8_block", "fp8"], "nvfp4": ["nvfp4"]}
+"""Number formats of the tables by storage, the preferred one first."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,12 @@ def fit_kernels(system: str, gpu: Gpu) -> tuple[KernelFit, ...]:
     """Returns the fit of every kernel class that is measured on a system."""
     gemm = fit_kernel(cases.gemm_cases(system, "bf16", ["bfloat16"]), gpu)
     memory = gemm.constants["memory"]
-    storages = ["int4-g32", "bf16", *(["fp8"] if "fp8" in gpu.tensor_rate else [])]
+    narrow = [storage for storage, rate in cases.RATES.items() if rate in gpu.tensor_rate]
+    storages = ["int4-g32", "bf16", "mxfp4", *narrow]
     found: list[list[Cases]] = [cases.expert_cases(system, storage, STACKS[0]) for storage in storages]
     found += [cases.expert_cases(system, storage, STACKS[1]) for storage in storages]
-    if "fp8" in gpu.tensor_rate:
-        found.append(cases.gemm_cases(system, "fp8", ["fp8_block", "fp8"]))
+    found += [cases.gemm_cases(system, storage, GEMM_FORMATS[storage]) for storage in narrow]
+    found += [[attention] for attention in grouped_cases(system)]
     found += [cases.decode_cases(system, gpu, memory), cases.prefill_cases(system)]
     fits = [gemm, *(fit_kernel(candidates, gpu) for candidates in found if candidates)]
     if absorb := cases.absorb_cases(system):

@@ -252,8 +252,12 @@ def latent_cases(
     return replace(cases, serial_bytes=serial, split_tokens=np.array([split_tokens(op, rule) for op in ops]), form=form)
 
 
+RATES = {"fp8": "fp8", "nvfp4": "fp4"}
+"""The tensor rate that a format computes with, where it is not that of BF16."""
+
+
 def _rate(storage: str) -> str:
-    return "fp8" if storage == "fp8" else "bf16"
+    return RATES.get(storage, "bf16")
 
 
 MOE_ROWS: dict[str, tuple[str, Callable[[MoeRow], bool], str]] = {
@@ -263,6 +267,8 @@ MOE_ROWS: dict[str, tuple[str, Callable[[MoeRow], bool], str]] = {
         lambda row: row.tp <= 8 and (row.hidden, row.intermediate) == (7168, 2048),
         "256 or 384 experts top-8 of 7168 x 2048",
     ),
+    "nvfp4": ("nvfp4", lambda row: row.tp <= 8 and row.experts >= 128 and row.hidden >= 2048, "128 experts and more"),
+    "mxfp4": ("w4a16_mxfp4", lambda row: row.tp <= 8 and row.experts >= 32, "32 experts and more"),
     "bf16": ("bfloat16", lambda row: row.tp <= 8 and row.experts >= 128 and row.hidden >= 2048, "128 experts and more"),
 }
 ANY_LENGTH = 2**20

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pipesim.ops import Collective
-from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, Implementation, LaunchMode, PeerLinks
+from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, Implementation, LaunchMode, Network, PeerLinks
 
 
 class Transfer(NamedTuple):
@@ -68,6 +68,17 @@ def find_curve(
         if fitting:
             return next((curve for curve in fitting if curve.launch == launch), fitting[0])
     return None
+
+
+def across_nodes_seconds(op: Collective, nodes: int, within_seconds: float, network: Network) -> float:
+    """Returns the time [s] of a collective whose ranks lie on several nodes, in the hierarchical schedule.
+
+    What a node does among its own ranks (reduce-scatter before, all-gather after), and between them a ring over the
+    nodes of every rank with its peers, which moves 1/ranks-per-node of the message through each rank's network port
+    (as in Goyal et al., arXiv:1706.02677, section 4.2).
+    """
+    rounds = ALGORITHMS[op.op](nodes)
+    return within_seconds + len(rounds) * (network.latency + op.bytes / op.ranks / network.bandwidth)
 
 
 def schedule_seconds(op: Collective, links: PeerLinks, peer_access: bool) -> float:

@@ -1,10 +1,11 @@
 """What each GPU has to hold."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipesim.deployment import Deployment
-from pipesim.families import Section, family_of
-from pipesim.profiles.model import STORAGE_BYTES, ModelProfile
+from pipesim.families import Section, Tensor, family_of
+from pipesim.profiles.model import STORAGE_BYTES, GqaAttention, ModelProfile
 from pipesim.program import stage_sections
 
 
@@ -38,31 +39,54 @@ def weight_bytes(deployment: Deployment, stage: int) -> float:
         for tensor in family.tensors(model, run.section):
             storage = getattr(model.precision, tensor.precision)
             ranks = plan.attention_tp if tensor.by_request else plan.tp
-            share = tensor.parameters / ranks if tensor.sharded else tensor.parameters
-            total += run.times * STORAGE_BYTES[storage] * share
+            total += run.times * STORAGE_BYTES[storage] * tensor.on_rank(ranks)
     return total
 
 
 def model_bytes(model: ModelProfile) -> float:
     """Returns the text weights [B] of the whole model, each tensor once."""
-    dense = model.moe.dense_layers_first
-    times: dict[Section, int] = {"embedding": 1, "dense_layer": dense, "expert_layer": model.layers - dense, "head": 1}
-    tensors = family_of(model).tensors
     return sum(
-        (
-            count * STORAGE_BYTES[getattr(model.precision, tensor.precision)] * tensor.parameters
-            for section, count in times.items()
-            for tensor in tensors(model, section)
-        ),
-        start=0.0,
+        (STORAGE_BYTES[getattr(model.precision, tensor.precision)] * tensor.parameters * times)
+        for tensor, times in _tensors(model)
     )
+
+
+def parameters(model: ModelProfile) -> int:
+    """Returns the parameters of the text model, each tensor once."""
+    return sum(tensor.parameters * times for tensor, times in _tensors(model))
+
+
+def active_parameters(model: ModelProfile) -> int:
+    """Returns the parameters that one token meets: top_k of the routed experts, all of the rest.
+
+    Without the embedding, of which it takes one row, unless the head is the same matrix.
+    """
+    moe = model.moe
+    looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+    return -looked_up + sum(
+        tensor.parameters * times * moe.top_k // moe.experts
+        if moe is not None and tensor.precision == "routed_experts"
+        else tensor.parameters * times
+        for tensor, times in _tensors(model)
+    )
+
+
+def _tensors(model: ModelProfile) -> Iterator[tuple[Tensor, int]]:
+    """Yields every kind of tensor with how many times the model holds it."""
+    sections: list[tuple[Section, int]] = [("embedding", 1), *model.layer_kinds().items(), ("head", 1)]
+    tensors = family_of(model).tensors
+    for section, times in sections:
+        for tensor in tensors(model, section):
+            yield tensor, times
 
 
 def absorbed_copy_bytes(deployment: Deployment, stage: int) -> float:
     """Returns the copies of kv_b_proj [B] that absorbed attention keeps beside the original (w_kc, w_vc)."""
     attention, ranks = deployment.model.attention, deployment.plan.attention_tp
+    if isinstance(attention, GqaAttention):
+        return 0.0
     per_layer = attention.heads * attention.kv_lora_rank * (attention.qk_nope_head_dim + attention.v_head_dim)
-    return STORAGE_BYTES[deployment.model.precision.attention] * per_layer / ranks * deployment.layers[stage]
+    return STORAGE_BYTES["bf16"] * per_layer / ranks * deployment.layers[stage]
 
 
 def rank_memory(deployment: Deployment, stage: int) -> RankMemory:
@@ -74,8 +98,14 @@ def rank_memory(deployment: Deployment, stage: int) -> RankMemory:
 def kv_bytes_per_token(deployment: Deployment, stage: int) -> float:
     """Returns the KV cache [B] per token on each GPU of one stage, averaged over its GPUs.
 
-    The latent of MLA is replicated over TP. Where attention is split by request a token lies on one rank only, and
-    decode context parallelism deals the tokens of a request out over its ranks.
+    The latent of MLA is replicated over TP, KV heads are dealt out. Where attention is split by request a token lies on
+    one rank only, and decode context parallelism deals the tokens of a request out over its ranks. A layer with a
+    window keeps no more than the window of each request (vLLM's hybrid KV cache manager, SGLang's SWA pool), which is
+    left out.
     """
-    model, shards = deployment.model, deployment.plan.kv_shards
-    return STORAGE_BYTES[model.precision.kv_cache] * model.attention.kv_elements * deployment.layers[stage] / shards
+    model, plan = deployment.model, deployment.plan
+    kinds = model.layer_kinds(deployment.first_layer(stage), deployment.layers[stage])
+    windowed = kinds["window_dense_layer"] + kinds["window_expert_layer"]
+    layers = deployment.layers[stage] - windowed or deployment.layers[stage]
+    elements = model.attention.kv_elements_on_rank(plan.attention_tp)
+    return STORAGE_BYTES[model.precision.kv_cache] * elements * layers / plan.kv_shards

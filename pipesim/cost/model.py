@@ -1,13 +1,14 @@
 """The price list: an operation in, its time, what binds it and what the number rests on out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
-from pipesim.cost.collectives import curve_seconds, find_curve, schedule_seconds
+from pipesim.cost.collectives import across_nodes_seconds, curve_seconds, find_curve, schedule_seconds
 from pipesim.cost.experts import activation_bytes, expert_work
 from pipesim.cost.host import MESSAGES_PER_OBJECT, host_seconds
+from pipesim.cost.relatives import relatives
 from pipesim.cost.roofline import roofline_seconds
 from pipesim.cost.transfers import send_recv_seconds
 from pipesim.errors import MissingEvidence
@@ -52,6 +53,8 @@ class CostModel:
     """Factors on the price of operations, by their constants' name or by their category; for what-if questions."""
     stack: str = ""
     """The engine whose kernels run: constants under "kernel@stack" go before those under "kernel"."""
+    ranks_per_node: int | None = None
+    """Ranks of a stage on one node; None where no stage lies on several."""
 
     def price(self, op: Op) -> Cost:
         """Returns the price of one operation.
@@ -84,18 +87,19 @@ class CostModel:
             case Collective():
                 return self._collective(op)
             case SendRecv():
-                links, host = self.hardware.peer_links, self.hardware.host
-                seconds = MESSAGES_PER_OBJECT * host.message + send_recv_seconds(op, links)
+                box = self.hardware
+                seconds = MESSAGES_PER_OBJECT * box.host.message + send_recv_seconds(op, box)
+                links = box.network if op.across_nodes and box.network else box.peer_links
                 return Cost(seconds, "link", self._basis(links.source))
             case HostWork():
                 host = self.hardware.host
                 return Cost(host_seconds(op, host), "host", self._basis(host.source))
 
     def _roofline(self, kernel: str, work: Work) -> Cost:
-        efficiency = self._efficiency(kernel)
+        efficiency, basis, foreign = self._evidence(kernel)
         seconds, bound = roofline_seconds(work, self.hardware.gpu, efficiency)
         beyond = efficiency.measured_seconds is not None and seconds > efficiency.measured_seconds[1]
-        return Cost(seconds, bound, self._basis(efficiency.source), beyond)
+        return Cost(seconds, bound, basis, beyond or foreign)
 
     def _side_stream(self, op: SideStream) -> Cost:
         """What the side stream adds: both streams share the memory bandwidth, and each hides the other's latencies."""
@@ -121,6 +125,12 @@ class CostModel:
     def _collective(self, op: Collective) -> Cost:
         if op.ranks == 1:
             return Cost(0.0, "link", "measured")
+        nodes = -(-op.ranks // (self.ranks_per_node or op.ranks))
+        if nodes > 1 and self.hardware.network is not None:
+            node = replace(self, ranks_per_node=None, all_reduce=("nccl",))
+            within = node._price(replace(op, ranks=-(-op.ranks // nodes)))
+            seconds = across_nodes_seconds(op, nodes, within.seconds, self.hardware.network)
+            return Cost(seconds, "link", "datasheet")
         curve = find_curve(self.hardware, op, self.launch, self.all_reduce)
         if curve is None or not self.peer_access:
             seconds = schedule_seconds(op, self.hardware.peer_links, self.peer_access)
@@ -132,12 +142,21 @@ class CostModel:
         return Cost(curve_seconds(curve, op.bytes), "link", self._basis(curve.source), beyond)
 
     def _efficiency(self, kernel: str) -> Efficiency:
-        own = self.hardware.efficiency.get(f"{kernel}@{self.stack}")
-        if own is not None:
-            return own
-        if kernel not in self.hardware.efficiency:
-            raise MissingEvidence(self.hardware.name, f"efficiency.{kernel}", "the constants of this kernel class")
-        return self.hardware.efficiency[kernel]
+        return self._evidence(kernel)[0]
+
+    def _evidence(self, kernel: str) -> tuple[Efficiency, Basis, bool]:
+        """Returns the constants of a kernel class, or of its nearest relative, and what they rest on for this class.
+
+        And whether only the kernels of another stack were measured.
+        """
+        known = self.hardware.efficiency
+        for name, same in relatives(kernel):
+            own = known.get(f"{name}@{self.stack}", known.get(name))
+            of_others = (entry for key, entry in known.items() if key.startswith(f"{name}@"))
+            entry = own or next(of_others, None)
+            if entry is not None:
+                return entry, self._basis(entry.source) if same else "datasheet", own is None
+        raise MissingEvidence(self.hardware.name, f"efficiency.{kernel}", "the constants of this kernel class")
 
     def _basis(self, source: str) -> Basis:
         return self.hardware.sources[source].basis

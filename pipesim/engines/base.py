@@ -147,7 +147,7 @@ def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
     """
     choice, plan = deployment.engine.allreduce, deployment.plan
     if choice == "auto":
-        own = deployment.hardware.topology.kind == "nvlink" or (plan.tp == 2 and deployment.engine.peer_access)
+        own = deployment.hardware.nvlink_joins(plan.tp) or (plan.tp == 2 and deployment.peer_access)
         choice = "custom" if own else "nccl"
     return ("nccl",) if choice == "nccl" else (choice, "nccl")
 

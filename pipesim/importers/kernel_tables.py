@@ -77,6 +77,19 @@ class LatentRow(NamedTuple):
     seconds: float
 
 
+class GroupedRow(NamedTuple):
+    """Grouped-query attention of one layer on one rank, keys and values in 16 bits."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    requests: int
+    new_tokens: int
+    kv_tokens: int
+    """Tokens attended by the last new one, itself included."""
+    seconds: float
+
+
 class AbsorbRow(NamedTuple):
     """One of the two batched products with an absorbed half of kv_b_proj."""
 
@@ -97,7 +110,7 @@ class CollectiveRow(NamedTuple):
     seconds: float
 
 
-Row = TypeVar("Row", GemmRow, MoeRow, LatentRow, AbsorbRow, CollectiveRow)
+Row = TypeVar("Row", GemmRow, MoeRow, LatentRow, GroupedRow, AbsorbRow, CollectiveRow)
 
 
 def extra(module: str) -> Any:
@@ -178,8 +191,7 @@ def read_moe(path: Path, dtype: str) -> tuple[MoeRow, ...]:
     columns = _read(path, wanted, {"moe_dtype": [dtype], "moe_ep_size": [1]})
     powers = [_power(path, text) for text in columns["distribution"]]
     rows = _rows(MoeRow, *(columns[name] for name in names[:-1]), powers, _seconds(path, columns))
-    kernel = max(sorted(set(columns["kernel_source"])), key=columns["kernel_source"].count, default="")
-    return tuple(row for row, source in zip(rows, columns["kernel_source"], strict=True) if source == kernel)
+    return _of_commonest_kernel(rows, columns["kernel_source"])
 
 
 def read_latent(path: Path, storage: Sequence[str] = ("bfloat16",)) -> tuple[LatentRow, ...]:
@@ -193,6 +205,24 @@ def read_latent(path: Path, storage: Sequence[str] = ("bfloat16",)) -> tuple[Lat
     kv = [isl + step for isl, step in zip(new, columns["step"], strict=True)]
     element = [ELEMENT_BYTES[text] for text in columns["kv_cache_dtype"]]
     return _rows(LatentRow, columns["num_heads"], columns["batch_size"], new, kv, element, _seconds(path, columns))
+
+
+def read_grouped(path: Path, head_dim: int = 128) -> tuple[GroupedRow, ...]:
+    """Returns 16-bit attention without a window, of the kernel with the most rows of that kind. Raises ProfileError."""
+    names = ("num_heads", "num_key_value_heads", "head_dim", "batch_size", "isl", "step")
+    where: dict[str, Sequence[object]] = {
+        "head_dim": [head_dim],
+        "kv_cache_dtype": ["bfloat16"],
+        "attn_dtype": ["bfloat16"],
+        "window_size": [0],
+    }
+    if "window_size" not in _columns_of(path):
+        del where["window_size"]  # tables of older collectors, which timed no windows
+    wanted = (*dict.fromkeys((*names, *where)), "kernel_source", "latency")
+    columns = _read(path, wanted, where)
+    kv = [isl + step for isl, step in zip(columns["isl"], columns["step"], strict=True)]
+    rows = _rows(GroupedRow, *(columns[name] for name in names[:-1]), kv, _seconds(path, columns))
+    return _of_commonest_kernel(rows, columns["kernel_source"])
 
 
 def read_absorb(path: Path) -> tuple[AbsorbRow, ...]:
@@ -221,15 +251,7 @@ def read_custom_all_reduce(path: Path) -> tuple[CollectiveRow, ...]:
 
 def _read(path: Path, wanted: Sequence[str], where: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
     """Returns the wanted columns of the rows in which each column of `where` has one of its values."""
-    parquet = extra("pyarrow.parquet")
-    try:
-        names = parquet.read_schema(path).names
-    except OSError as error:
-        raise ProfileError(path, "", "no such file", "a parquet table") from error
-    except ValueError as error:
-        raise ProfileError(
-            path, "", f"no readable parquet file ({_first(error)})", "a complete parquet table"
-        ) from None
+    parquet, names = extra("pyarrow.parquet"), _columns_of(path)
     if missing := [name for name in wanted if name not in names]:
         given = f"a table with the columns {', '.join(names)}"
         raise ProfileError(path, "", given, f"one with {', '.join(missing)} too", "was it made by another version?")
@@ -239,6 +261,23 @@ def _read(path: Path, wanted: Sequence[str], where: Mapping[str, Sequence[object
         raise ProfileError(path, "", f"unreadable columns ({_first(error)})", f"{', '.join(wanted)}") from None
     columns: dict[str, list[Any]] = table.to_pydict()
     return columns
+
+
+def _columns_of(path: Path) -> list[str]:
+    try:
+        names: list[str] = extra("pyarrow.parquet").read_schema(path).names
+    except OSError as error:
+        raise ProfileError(path, "", "no such file", "a parquet table") from error
+    except ValueError as error:
+        raise ProfileError(
+            path, "", f"no readable parquet file ({_first(error)})", "a complete parquet table"
+        ) from None
+    return names
+
+
+def _of_commonest_kernel(rows: tuple[Row, ...], kernels: Sequence[str]) -> tuple[Row, ...]:
+    commonest = max(sorted(set(kernels)), key=kernels.count, default="")
+    return tuple(row for row, kernel in zip(rows, kernels, strict=True) if kernel == commonest)
 
 
 def _rows(kind: type[Row], *columns: Sequence[Any]) -> tuple[Row, ...]:

@@ -10,6 +10,7 @@ from pipesim.errors import PipesimError, ProfileError, UsageError
 from pipesim.importers.bench.record import BenchRun, tidy
 from pipesim.importers.supplied import Supplied
 from pipesim.measured import ENGINE_FLAGS, PIPELINE_FLAGS, RunEngine, Runs
+from pipesim.profiles.names import base_of, box_name
 from pipesim.profiles.store import available, load_hardware, load_model, validated
 
 
@@ -50,7 +51,7 @@ def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> d
     assumed = list(record.assumed)
     place = f"{path}: {where}" if where else str(path)
     model = _model(record.models, supplied, place)
-    hardware = _hardware(record.gpu, supplied, place)
+    hardware = _hardware(record.gpu, record.plan.get("tp", 1) * record.plan.get("pp", 1), supplied, place)
     assumed += ["model"] * (not record.models) + ["hardware"]
     name = _settled("engine.name", record.engine, record.assumed, supplied.engine, "--engine", place)
     if name is None:
@@ -173,30 +174,32 @@ def _folded(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.casefold())
 
 
-def _hardware(stated: str | None, supplied: Supplied, place: str) -> str:
+def _hardware(stated: str | None, gpus: int, supplied: Supplied, place: str) -> str:
     if supplied.hardware is not None:
         return supplied.hardware
     if stated is None:
         return supplied.default_hardware
-    if (name := matching_hardware(stated, supplied.default_hardware)) is None:
+    if (name := matching_hardware(stated, supplied.default_hardware, gpus)) is None:
         known = ", ".join(sorted(available("hardware")))
         wanted = f"--hardware with the profile of it (there are: {known})"
         raise ProfileError(place, "hardware", f'"{stated}", which no hardware profile is of,', wanted)
     return name
 
 
-def matching_hardware(stated: str, default: str) -> str | None:
-    """Returns the hardware profile whose name has every word and number of a GPU's name; None for no one.
+def matching_hardware(stated: str, default: str, gpus: int = 1) -> str | None:
+    """Returns the hardware profile of a GPU's name, with at least so many GPUs if there is one; None for no one.
 
-    Of several the default, if it is among them, or the one whose name says least besides.
+    Words behind the GPU, such as the cluster's, are passed over. Of several profiles the default comes first.
     """
-    wanted = _words(stated)
-    fitting = [name for name in available("hardware") if wanted and wanted <= _words(name)]
-    return default if default in fitting else min(fitting, key=lambda name: (len(_words(name)), name), default=None)
-
-
-def _words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z]+|\d+", name.lower())) - {"nvidia", "geforce"}
+    words = re.split(r"[\s_-]+", stated.strip())
+    names = available("hardware")
+    for count in range(len(words), 0, -1):
+        wanted = box_name("-".join(words[:count]))
+        if wanted.gpu == box_name(default).gpu:
+            return default
+        if (name := base_of(wanted._replace(gpus=wanted.gpus or gpus), names)) is not None:
+            return name
+    return None
 
 
 def _slug(name: str) -> str:

@@ -110,14 +110,56 @@ class PeerLinks(Frozen):
     staged_launch: Seconds
     """The same without peer access, staged through host memory."""
     staged_bandwidth: BytesPerSecond
+    peer_access: bool = True
+    """Whether the driver as installed gives peer access; `--p2p` and `--no-p2p` go before it."""
     source: str
 
 
+class Switch(Frozen):
+    """A PCIe switch: the GPUs below it, those below its own switches among them, and its one link upwards."""
+
+    gpus: tuple[int, ...] = Field(min_length=1)
+    uplink: BytesPerSecond
+    """What all its GPUs together get upwards, in one direction."""
+
+
 class Topology(Frozen):
-    """Which GPUs share a socket or a switch."""
+    """Which GPUs share a socket or a switch: a tree of sockets, switches that contain each other, and GPUs."""
 
     groups: tuple[tuple[int, ...], ...]
+    """GPUs that reach each other at `same_group_bandwidth`."""
     kind: Literal["socket", "switch", "nvlink"]
+    """What the GPUs of a group share."""
+    sockets: tuple[tuple[int, ...], ...] = ()
+    """GPUs by CPU socket, or NUMA node; empty where not known."""
+    switches: tuple[Switch, ...] = ()
+    """In any order; a switch whose GPUs are all below another one hangs on it."""
+    source: str
+
+    @model_validator(mode="after")
+    def _check_tree(self) -> Self:
+        sets = [frozenset(switch.gpus) for switch in self.switches]
+        for index, one in enumerate(sets):
+            for other in sets[:index]:
+                if one & other and not (one < other or other < one):
+                    given = f"topology.switches share the GPUs {sorted(one & other)}"
+                    raise ValueError(f"{given}; switches that are apart, or one below the other is wanted")
+        return self
+
+    def switches_between(self, gpu: int, other: int | None) -> tuple[int, ...]:
+        """Returns the switches, by index, whose uplink lies between a GPU and another (None: its socket)."""
+        return tuple(i for i, s in enumerate(self.switches) if gpu in s.gpus and other not in s.gpus)
+
+
+class Network(Frozen):
+    """What joins the nodes of a box of several servers; every GPU has a network link of its own."""
+
+    nodes: int = Field(ge=1, le=4096)
+    """Servers, with equally many GPUs: `gpus` / `nodes`, in their order."""
+    bandwidth: BytesPerSecond
+    """Of one GPU to one of another node, in one direction."""
+    latency: Seconds
+    """Of one message between two nodes, beside what a transfer within a node takes."""
     source: str
 
 
@@ -175,6 +217,8 @@ class HardwareProfile(Frozen):
     gpu: Gpu
     peer_links: PeerLinks
     topology: Topology
+    network: Network | None = None
+    """Between nodes; what a group of ranks on several of them does is priced from it."""
     memory_reserve: MemoryReserve
     host: HostTimes
     efficiency: dict[str, Efficiency]
@@ -197,6 +241,8 @@ class HardwareProfile(Frozen):
         ]
         parts += [(f"efficiency.{name}", entry.source) for name, entry in self.efficiency.items()]
         parts += [(f"collectives[{i}]", entry.source) for i, entry in enumerate(self.collectives)]
+        if self.network:
+            parts.append(("network", self.network.source))
         if self.all_reduce_range:
             parts.append(("all_reduce_range", self.all_reduce_range.source))
         if self.uncertainty.source:
@@ -209,10 +255,25 @@ class HardwareProfile(Frozen):
                 raise ValueError(
                     f'efficiency.{name}.rate is "{entry.rate}"; one of {sorted(self.gpu.tensor_rate)} is wanted'
                 )
-        members = sorted(gpu for group in self.topology.groups for gpu in group)
-        if members != list(range(self.gpus)):
-            raise ValueError(f"topology.groups holds the GPUs {members}; each of 0 to {self.gpus - 1} once is wanted")
+        self._check_topology()
         return self
+
+    def _check_topology(self) -> None:
+        whole, topology = list(range(self.gpus)), self.topology
+        for key, parts in (("groups", topology.groups), ("sockets", topology.sockets or (tuple(whole),))):
+            members = sorted(gpu for part in parts for gpu in part)
+            if members != whole:
+                raise ValueError(
+                    f"topology.{key} holds the GPUs {members}; each of 0 to {self.gpus - 1} once is wanted"
+                )
+        below = {gpu for switch in topology.switches for gpu in switch.gpus}
+        if below - set(whole):
+            raise ValueError(f"topology.switches holds the GPUs {sorted(below)}; GPUs from 0 to {whole[-1]} is wanted")
+        if self.gpus % self.nodes:
+            raise ValueError(f"network.nodes is {self.nodes}; a number that divides the {self.gpus} GPUs is wanted")
+        for group in (*topology.groups, *topology.sockets, *(switch.gpus for switch in topology.switches)):
+            if len({self.node_of(gpu) for gpu in group}) > 1:
+                raise ValueError(f"topology has {list(group)} on several nodes; groups within a node is wanted")
 
     def __repr__(self) -> str:
         return f"HardwareProfile({self.name!r})"
@@ -250,6 +311,19 @@ class HardwareProfile(Frozen):
             for curve in self.collectives
         )
         return self.model_copy(update={"peer_links": faster, "collectives": curves})
+
+    @property
+    def nodes(self) -> int:
+        """Servers that the GPUs are spread over."""
+        return self.network.nodes if self.network else 1
+
+    def node_of(self, gpu: int) -> int:
+        """Returns the node of a GPU."""
+        return gpu * self.nodes // self.gpus
+
+    def nvlink_joins(self, ranks: int) -> bool:
+        """Returns whether any `ranks` neighbours reach each other over NVLink."""
+        return self.topology.kind == "nvlink" and all(len(group) >= ranks for group in self.topology.groups)
 
     def same_group(self, first: int, second: int) -> bool:
         """Returns whether two GPUs share a socket or switch."""

@@ -16,8 +16,12 @@ from pydantic_core import ErrorDetails
 
 from pipesim.errors import ProfileError
 from pipesim.profiles import hardware, model
+from pipesim.profiles.borrowing import Borrowing, with_borrowed
 from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.hf_config import read_hf_config
 from pipesim.profiles.model import ModelProfile
+from pipesim.profiles.names import base_of, box_name, canonical
+from pipesim.profiles.resize import resized
 
 SCHEMA_VERSION = 1
 FOLDERS: dict[str, str] = {"hardware": "hardware_profiles", "model": "model_profiles", "runs": "measured_runs"}
@@ -112,23 +116,109 @@ def validated(schema: type[Document], document: dict[str, Any], path: Path) -> D
 
 
 def load_hardware(name: str) -> HardwareProfile:
-    """Returns a hardware profile by name or path; one that `extends` another is laid over it. Raises ProfileError."""
-    path = find("hardware", name)
+    """Returns a hardware profile by name or path, or a box of another number of the GPUs of one, or of several nodes.
+
+    A profile that `extends` another is laid over it; one that `borrows` takes what it lacks from its relative.
+
+    Raises:
+        ProfileError: when there is none, or when it, or one that it rests on, is wrong.
+    """
+    resting_on: list[str] = []
+    base, resize = _base_of(name)
+    path = find("hardware", base)
+    document = hardware_document(base, resting_on)
+    try:
+        profile = validated(HardwareProfile, document, path)
+    except ProfileError:
+        for below in resting_on:
+            load_hardware(below)  # What is wrong there is named with its own file.
+        raise
+    return resized(profile, *resize) if resize else profile
+
+
+def _base_of(name: str) -> tuple[str, tuple[int, int, str] | None]:
+    """Returns the file, by name or path, that a name of a box rests on; and how many GPUs and nodes, if others."""
+    if name.endswith(".toml") or os.sep in name or name in (names := available("hardware")):
+        return name, None
+    wanted = box_name(name)
+    base = base_of(wanted, names)
+    if base is None:
+        return name, None
+    own = box_name(base)
+    gpus = wanted.gpus if wanted.gpus is not None else own.gpus or 1
+    if (gpus, wanted.nodes) == (own.gpus, 1):
+        return base, None
+    return base, (gpus, wanted.nodes, canonical(base, gpus, wanted.nodes))
+
+
+def is_derived(name: str) -> bool:
+    """Returns whether a name stands for a box that has no file of its own, but is made from one of the same GPUs."""
+    base, _ = _base_of(name)
+    return base != name
+
+
+def hardware_document(name: str, resting_on: list[str] | None = None, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns a hardware profile as one document, with what it extends and borrows filled in, not yet checked.
+
+    `resting_on` collects the names of the profiles below it.
+
+    Raises:
+        ProfileError: when a file cannot be read or the profiles rest on each other in a circle.
+    """
+    base, resize = _base_of(name)
+    path = find("hardware", base)
+    if resize:
+        return document_of(load_hardware(name))
     document = read_toml(path)
-    if "extends" not in document:
-        return validated(HardwareProfile, document, path)
-    base = document.pop("extends")
-    if not isinstance(base, str) or base not in available("hardware"):
-        known = ", ".join(sorted(available("hardware")))
-        raise ProfileError(path, "extends", repr(base), f"the name of a hardware profile: {known}")
-    below = read_toml(find("hardware", base))
-    if "extends" in below:
-        raise ProfileError(path, "extends", f'"{base}", which extends another', "a profile that stands for itself")
-    return validated(HardwareProfile, _laid_over(below, document), path)
+    chain = (*above, str(path))
+    below = resting_on if resting_on is not None else []
+    if "extends" in document:
+        under = _below(document.pop("extends"), path, "extends", chain, below)
+        document = _laid_over(under, document)
+    if "borrows" in document:
+        borrowing = _borrowing(document.pop("borrows"), path)
+        relative = _below(borrowing.profile, path, "borrows.profile", chain, below)
+        linked = relative
+        if borrowing.collectives is not None:
+            linked = _below(borrowing.collectives, path, "borrows.collectives", chain, below)
+        document = with_borrowed(document, borrowing, relative, linked)
+    return document
+
+
+def _borrowing(given: Any, path: Path) -> Borrowing:
+    try:
+        return Borrowing.model_validate({"profile": given} if isinstance(given, str) else given)
+    except ValidationError as error:
+        refusal = _phrase(Borrowing, error, path)
+        refusal.key = f"borrows.{refusal.key}".rstrip(".")
+        raise refusal from None
+
+
+def _below(name: Any, path: Path, key: str, above: tuple[str, ...], resting_on: list[str]) -> dict[str, Any]:
+    """Returns the checked document of a profile that another rests on."""
+    known = ", ".join(sorted(available("hardware")))
+    if not isinstance(name, str) or not _found(name):
+        raise ProfileError(path, key, repr(name), f"the name of a hardware profile: {known}")
+    if str(find("hardware", _base_of(name)[0])) in above:
+        raise ProfileError(path, key, f'"{name}", which rests on this profile', "a profile that does not")
+    resting_on.append(name)
+    document = hardware_document(name, None, above)
+    validated(HardwareProfile, document, find("hardware", _base_of(name)[0]))
+    return document
+
+
+def _found(name: str) -> bool:
+    try:
+        return bool(find("hardware", _base_of(name)[0]))
+    except ProfileError:
+        return False
 
 
 def load_model(name: str) -> ModelProfile:
-    """Returns a model profile by name or path. Raises ProfileError."""
+    """Returns a model profile by name or path, or made of a Hugging Face config.json. Raises ProfileError."""
+    config = Path(name) if name.endswith(".json") else Path(name) / "config.json"
+    if name.endswith(".json") or config.is_file():
+        return validated(ModelProfile, read_hf_config(config).document, config)
     path = find("model", name)
     return validated(ModelProfile, read_toml(path), path)
 
