@@ -7,8 +7,10 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
+import pipesim.commands.import_bench
 import pipesim.commands.import_boxes
 import pipesim.commands.import_model
+import pipesim.commands.import_server_log
 import pipesim.commands.launch  # noqa: F401 - each registers its commands
 from pipesim import report
 from pipesim.asking import asks

@@ -222,14 +222,6 @@ def _found(name: str) -> bool:
         return False
 
 
-def document_of(profile: BaseModel) -> dict[str, Any]:
-    """Returns a profile as the document that a file holds: quantities with their units, defaults left out.
-
-    `validated` makes the same profile of it again.
-    """
-    return profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-
-
 def load_model(name: str) -> ModelProfile:
     """Returns a model profile by name or path, or made of a Hugging Face config.json. Raises ProfileError."""
     config = Path(name) if name.endswith(".json") else Path(name) / "config.json"
@@ -237,6 +229,15 @@ def load_model(name: str) -> ModelProfile:
         return validated(ModelProfile, read_hf_config(config).document, config)
     path = find("model", name)
     return validated(ModelProfile, read_toml(path), path)
+
+
+def document_of(model: BaseModel) -> dict[str, Any]:
+    """Returns the document that reads back to an equal model: what `validated` was given, or would have been.
+
+    Plain dicts, lists, strings and numbers for TOML or JSON; quantities are strings with their unit. What was not set
+    is left out and so keeps its default; so is None, which TOML cannot write.
+    """
+    return model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
 
 
 def json_schema(kind: str) -> dict[str, Any]:
