@@ -9,7 +9,8 @@ from pipesim.profiles.model import ModelProfile
 
 LARGEST_DEGREE = 4096
 
-EngineName = Literal["sglang", "vllm"]
+EngineName = Literal["sglang", "vllm", "rebatch"]
+"""rebatch is no engine that exists: every stage batches whatever waits before it (engines/rebatch.py)."""
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
 Balancer = Literal["round-robin", "least-loaded"]
 """How requests are dealt to replicas: in turn, or to the one with the fewest in it."""
@@ -162,6 +163,11 @@ class EngineSettings:
             raise UsageError("--speculative-acceptance", self.speculative_acceptance, "numbers from 0 to 1")
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UsageError("--gpu-memory-utilization", self.gpu_memory_utilization, "a number above 0 and at most 1")
+
+    @property
+    def kernels(self) -> str:
+        """The engine whose kernels run: a scheduler that does not exist is taken to drive SGLang's."""
+        return "sglang" if self.name == "rebatch" else self.name
 
     @property
     def draft_tokens(self) -> int:

@@ -128,9 +128,9 @@ def notes(prediction: Prediction) -> list[str]:
         )
     if other_version(prediction.deployment):
         engine = prediction.deployment.engine
-        measured = prediction.deployment.hardware.measured_with[engine.name]
+        measured = prediction.deployment.hardware.measured_with[engine.kernels]
         found.append(
-            f"Kernels were measured with {engine.name} {measured}, and {engine.version} is asked for; the interval is "
-            "wider."
+            f"Kernels were measured with {engine.kernels} {measured}, and {engine.version} is asked for; the interval "
+            "is wider."
         )
     return found

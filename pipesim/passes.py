@@ -83,7 +83,7 @@ class PassPricer:
         self.deployment = deployment
         engine = deployment.engine
         self._cost = {
-            mode: CostModel(deployment.hardware, mode, all_reduce, engine.peer_access, scale or {}, engine.name)
+            mode: CostModel(deployment.hardware, mode, all_reduce, engine.peer_access, scale or {}, engine.kernels)
             for mode in ("graph", "eager")
         }
         self._prices: dict[Batch, PassPrice] = {}

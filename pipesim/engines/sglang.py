@@ -193,11 +193,12 @@ class SglangPolicy(SlotScheduler):
         batch = self.form_decode(state, self._captured, padding_routed=True)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
 
-    def admits(self, request: Request, state: Slot, taken: float) -> bool:
+    def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Room for its prompt and its output, clipped, beside the expected growth of this slot's running requests.
 
         Only the current slot's growth is charged, though the KV cache is shared (schedule_policy.py `PrefillAdder`).
         """
+        state = self.slots[slot]
         growth = sum(self._growth(running.output_len - state.given(running)) for running in state.decoding())
         needed = request.context_len + request.prompt_len + self._growth(request.output_len - request.recomputed)
         return needed <= self.kv_free - growth * self._new_token_ratio - taken or self._nothing_runs()

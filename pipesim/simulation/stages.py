@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from pipesim.passes import PassPrice, PricedOp
+from pipesim.passes import PassPrice, PricedOp, StagePrice
 from pipesim.timeline import OpSpan
 from pipesim.workload import Batch
 
@@ -174,21 +174,25 @@ class EventPipeline:
             if self._operations is None:
                 yield clock.timeout(passage.price.totals[stage])
             else:
-                yield from self._run_operations(passage, stage, self._operations)
+                ops = list(self._operations(passage.batch, stage))
+                price = passage.price.stages[stage]
+                yield from run_operations(clock, self.record, passage.index, stage, price, ops)
             self.record.ends[stage].append(_now(clock))
 
-    def _run_operations(self, passage: Passage, stage: int, operations: ListOperations) -> Process:
-        """Runs a stage kernel by kernel; the wait for launches is spread over them by their number of launches."""
-        clock, begin = self._environment, _now(self._environment)
-        ops = list(operations(passage.batch, stage))
-        waiting = passage.price.stages[stage].by_category.get("host", 0)
-        launches = sum(priced.op.launches for priced in ops)
-        launched = busy = 0
-        for priced in ops:
-            launched += priced.op.launches
-            start = begin + busy + waiting * launched // launches
-            yield clock.timeout(start - clock.now)
-            yield clock.timeout(priced.picoseconds)
-            busy += priced.picoseconds
-            span = OpSpan(passage.index, stage, priced.op.name, priced.op.category, priced.bound, start, _now(clock))
-            self.record.op_spans.append(span)
+
+def run_operations(
+    clock: simpy.Environment, record: Record, index: int, stage: int, price: StagePrice, ops: list[PricedOp]
+) -> Process:
+    """Runs a stage kernel by kernel; the wait for launches is spread over them by their number of launches."""
+    begin = _now(clock)
+    waiting = price.by_category.get("host", 0)
+    launches = sum(priced.op.launches for priced in ops)
+    launched = busy = 0
+    for priced in ops:
+        launched += priced.op.launches
+        start = begin + busy + waiting * launched // launches
+        yield clock.timeout(start - clock.now)
+        yield clock.timeout(priced.picoseconds)
+        busy += priced.picoseconds
+        span = OpSpan(index, stage, priced.op.name, priced.op.category, priced.bound, start, _now(clock))
+        record.op_spans.append(span)
