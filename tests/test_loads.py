@@ -39,6 +39,9 @@ class OneByOne:
         self.decode_gaps = DecodeGaps()
         self._waiting: deque[Request] = deque()
 
+    def measure(self, first_stage: object) -> None:
+        pass
+
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
 

@@ -123,6 +123,9 @@ class Policy(Protocol):
 
     loop: LoopShape
 
+    def measure(self, first_stage: Callable[[Batch], int]) -> None:
+        """Times batches [ps] on the first stage before any request comes, as an engine may at start-up."""
+
     def submit(self, request: Request) -> None:
         """Puts a request into the waiting queue."""
 
@@ -145,6 +148,9 @@ class StagePolicy(Protocol):
     """The schedulers of one run where every stage forms batches of its own."""
 
     loop: LoopShape
+
+    def measure(self, first_stage: Callable[[Batch], int]) -> None:
+        """Times batches [ps] on the first stage before any request comes, as an engine may at start-up."""
 
     def submit(self, request: Request) -> None:
         """Puts a request into the waiting queue."""

@@ -1,10 +1,11 @@
 """What every engine has in common on the way in: a queue, room in the KV cache, prompts cut into launches."""
 
 from collections import deque
+from collections.abc import Callable
 
 from pipesim.deployment import EngineSettings
 from pipesim.engines.base import DecodeGaps, LoopShape, Prompts, Request
-from pipesim.workload import PrefillChunk
+from pipesim.workload import Batch, PrefillChunk
 
 
 class PromptQueue:
@@ -32,6 +33,9 @@ class PromptQueue:
         """Puts a request into the waiting queue."""
         self._in_server += 1
         self._waiting.append(request)
+
+    def measure(self, first_stage: Callable[[Batch], int]) -> None:
+        """Times batches on the first stage before any request comes; most engines have no need to."""
 
     def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Returns whether the engine lets a waiting request in, `taken` KV tokens being promised in this launch."""

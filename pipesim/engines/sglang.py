@@ -3,14 +3,16 @@
 Read from SGLang 0.5.10.post1 and 0.5.23; each function names the file it follows.
 """
 
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
 from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
+from pipesim.engines.chunk_sizer import ChunkSizer, fitted
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
-from pipesim.workload import DecodeStep, Workload
+from pipesim.workload import Batch, DecodeStep, MixedStep, Workload
 
 MIB, GIB = 2**20, 2**30
 FEWEST_RUNNING_REQUESTS, MOST_RUNNING_REQUESTS = 2048, 4096
@@ -167,7 +169,10 @@ def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -
 
 
 class SglangPolicy(SlotScheduler):
-    """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk; prefill goes alone."""
+    """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk.
+
+    A prompt's tokens go alone, or with mixed chunks together with the slot's decode requests.
+    """
 
     absorbs_context = True  # attention_backend_handler.py `handle_attention_triton`
 
@@ -178,20 +183,52 @@ class SglangPolicy(SlotScheduler):
         self._new_token_ratio = FIRST_NEW_TOKEN_RATIO
         self._prefill_budget = prefill_budget(deployment)
         self._captured = captured_batches(deployment)
+        self._sizer: ChunkSizer | None = None
+        self._deployment = deployment
+
+    def measure(self, first_stage: Callable[[Batch], int]) -> None:
+        """Fits the sizer of dynamic chunks; without pipeline stages the flag has no effect (managers/scheduler.py)."""
+        if self._settings.enable_dynamic_chunking and self._deployment.plan.pp > 1:
+            base, positions = chunked_prefill_size(self._deployment), self._deployment.model.max_positions
+            smooth = self._settings.dynamic_chunking_smooth_factor
+            self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
         state = self.slots[slot]
         state.start_prefilled()
-        prompts = self.take_prompts(slot, self._prefill_budget, self._cap - state.running)
+        prompts = self._take_prompts(slot, state)
         if prompts:
-            return MicroBatch(slot, prompts.chunk, prompts.finished)
+            return self._with_decodes(state, slot, prompts)
         before = self.put_back
         if not self.make_room(state):
             return None
         self._adapt_ratio(state, self.put_back > before)
         batch = self.form_decode(state, self._captured, padding_routed=True)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
+
+    def _take_prompts(self, slot: int, state: Slot) -> Prompts | None:
+        """Prompt tokens up to the chunk, less those of the decodes that it is mixed with (`PrefillAdder`)."""
+        budget, kept = self._budget(), 0.0
+        if self._settings.enable_mixed_chunk:
+            budget, kept = budget - state.running, state.running * state.tokens_per_step
+        self.kv_free -= kept
+        prompts = self.take_prompts(slot, budget, self._cap - state.running)
+        self.kv_free += kept
+        return prompts
+
+    def _budget(self) -> int:
+        if self._sizer and self._chunked:
+            return self._sizer.next_chunk(self._chunked.context_len + self._chunked.prefilled)
+        return self._prefill_budget
+
+    def _with_decodes(self, state: Slot, slot: int, prompts: Prompts) -> MicroBatch:
+        """One launch of prompt tokens and, if chunks are mixed, the slot's decodes: kernel by kernel, no graph."""
+        if not (self._settings.enable_mixed_chunk and state.running):
+            return MicroBatch(slot, prompts.chunk, prompts.finished)
+        decode = self.form_decode(state, self._captured, padding_routed=True)
+        step = self.launch_decode(state)
+        return MicroBatch(slot, MixedStep(decode, prompts.chunk, captured=False), prompts.finished, step)
 
     def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Room for its prompt and its output, clipped, beside the expected growth of this slot's running requests.

@@ -62,6 +62,7 @@ def simulate_together(  # noqa: PLR0913 - all but the first three are named at t
     servers = [Server(environment, policy) for policy in policies]
     runs: list[_Run | StageRun] = []
     for policy, server in zip(policies, servers, strict=True):
+        policy.measure(lambda batch: price(batch).totals[0])
         if policy.loop.batches_per_stage:
             runs.append(StageRun(environment, stages, cast(StagePolicy, policy), price, server, listed))
             continue
