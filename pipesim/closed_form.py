@@ -50,10 +50,11 @@ def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn:
     full = micro_batches == slots
     first = stages[0]
     if loop.send_after_processing:
-        first = max(first, price.launch + price.process if full else price.launch)
+        launch = 0 if full and loop.host_per_stage and loop.receive_before_launch else price.launches[0]
+        first = max(first, launch + price.process if full else launch)
     way = first + sum(stages[1:]) + sum(hops) + price.result_return
     host = price.schedule + price.process
-    turns = micro_batches * (host + price.launch) + (slots - micro_batches) * idle_turn
+    turns = micro_batches * (host + price.launches[0]) + (slots - micro_batches) * idle_turn
     terms: list[float] = [micro_batches * max(*stages, *hops, 0), turns]
     if not full:
         terms.append(way + host)

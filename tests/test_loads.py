@@ -61,7 +61,7 @@ class OneByOne:
 
 
 def price(batch: Batch) -> PassPrice:
-    return PassPrice((StagePrice({"experts": batch.tokens * 1_000}, {}),), (), 0, 0, 0, 0)
+    return PassPrice((StagePrice({"experts": batch.tokens * 1_000}, {}),), (), 0, (0,), 0, 0)
 
 
 def served(load: Workload, seed: int, random_service: bool = False) -> Timeline:

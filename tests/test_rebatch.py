@@ -130,7 +130,7 @@ def test_one_user_walks_the_stages_in_series_as_the_closed_form_says(
         tuple(StagePrice({"experts": time}, {}) for time in stages),
         (hop,) * (len(stages) - 1),
         schedule,
-        0,
+        (0,) * len(stages),
         process,
         back if len(stages) > 1 else 0,
     )

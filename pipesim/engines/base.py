@@ -114,6 +114,8 @@ class LoopShape:
     """Whether a micro-batch leaves the first stage only after that result is processed."""
     tokens_stay_on_gpu: bool = False
     """Whether a slot may be launched before its last result is on the host: the first stage waits for it instead."""
+    host_per_stage: bool = False
+    """Whether every stage's host walks the same turns, handles every result and waits for its neighbours' messages."""
     batches_per_stage: bool = False
     """Whether every stage forms batches of its own (`StagePolicy`), so that micro-batches merge and split."""
 

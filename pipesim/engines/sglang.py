@@ -144,15 +144,22 @@ def loop_shape(deployment: Deployment) -> LoopShape:
     """Returns the order of the scheduler loop.
 
     Under PP, `event_loop_pp` (managers/scheduler_pp_mixin.py): P + D slots; with D = 0 a turn launches, then waits for
-    the result of the next slot; with speculation (`SGLANG_ENABLE_PP_SPEC=1`) it exchanges first. With TP alone the
+    the result of the next slot; every rank walks the same turns. With speculation (`SGLANG_ENABLE_PP_SPEC=1`) it
+    exchanges first, in an order that is not known of the other ranks: they are taken to keep up. With TP alone the
     overlap scheduler handles the result before last behind the launch.
     """
     if deployment.plan.pp == 1:
         return LoopShape(slots=1, result_lag=1)
     depth = deployment.engine.pp_async_batch_depth
     slots = deployment.plan.pp + depth
-    exchange_first = depth > 0 or deployment.engine.draft_tokens > 0
-    return LoopShape(slots, slots - 1, receive_before_launch=exchange_first, send_after_processing=True)
+    speculating = deployment.engine.draft_tokens > 0
+    return LoopShape(
+        slots,
+        result_lag=slots - 1,
+        receive_before_launch=depth > 0 or speculating,
+        send_after_processing=True,
+        host_per_stage=not speculating,
+    )
 
 
 def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -> tuple[int, int]:
@@ -197,7 +204,7 @@ class SglangPolicy(SlotScheduler):
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
         state = self.slots[slot]
         state.start_prefilled()
-        prompts = self._take_prompts(slot, state)
+        prompts = self._take_prompts(slot, state) if self._chunked or self._waiting else None
         if prompts:
             return self._with_decodes(state, slot, prompts)
         before = self.put_back

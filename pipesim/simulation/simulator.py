@@ -10,8 +10,10 @@ from typing import Any, Literal, NamedTuple, cast
 import simpy
 
 from pipesim.engines import MicroBatch, Policy, Request, StagePolicy
-from pipesim.passes import PassPrice, PriceBatch
+from pipesim.engines.base import LoopShape
+from pipesim.passes import PriceBatch
 from pipesim.simulation.assembly import Launches, of_passages
+from pipesim.simulation.hosts import EventPipelineOfHosts, PassPipelineOfHosts
 from pipesim.simulation.rebatching import StageRun
 from pipesim.simulation.stages import EventPipeline, ListOperations, Passage, PassPipeline, Pipeline
 from pipesim.simulation.users import Server, Users
@@ -66,13 +68,28 @@ def simulate_together(  # noqa: PLR0913 - all but the first three are named at t
         if policy.loop.batches_per_stage:
             runs.append(StageRun(environment, stages, cast(StagePolicy, policy), price, server, listed))
             continue
-        pipeline = PassPipeline(stages) if detail == "pass" else EventPipeline(environment, stages, listed)
+        pipeline = _pipeline(environment, policy.loop, stages, idle_turn, detail, listed)
         runs.append(_Run(environment, pipeline, cast(Policy, policy), price, idle_turn, server))
     everyone = Users(environment, servers, requests, users, max_concurrency)
     for run in runs:
         run.start(everyone)
     environment.run()
     return [run.timeline() for run in runs]
+
+
+def _pipeline(
+    environment: simpy.Environment,
+    loop: LoopShape,
+    stages: int,
+    idle_turn: int,
+    detail: Detail,
+    operations: ListOperations | None,
+) -> Pipeline:
+    if detail == "pass":
+        return PassPipelineOfHosts(stages, loop, idle_turn) if loop.host_per_stage else PassPipeline(stages)
+    if loop.host_per_stage:
+        return EventPipelineOfHosts(environment, stages, operations, loop, idle_turn)
+    return EventPipeline(environment, stages, operations)
 
 
 class _Run:
@@ -121,19 +138,21 @@ class _Run:
             clock = begin
             micro_batch = policy.form(turn % shape.slots)
             result = self._recent[0] if self._recent else None
-            launched, now = None, begin + self._idle_turn
-            if micro_batch is not None:
-                price = self._price(micro_batch.batch)
-                now = begin + price.schedule
-                if shape.receive_before_launch and result:
-                    if (pending := pipeline.pending(result.passage)) is not None:
+            launched = self._formed(micro_batch) if micro_batch else None
+            pipeline.turn(begin, launched and launched.passage, result and result.passage)
+            now = begin + (launched.passage.price.schedule if launched else self._idle_turn)
+            if shape.receive_before_launch:
+                pipeline.exchange(now)
+                if result and launched:
+                    if (pending := pipeline.announcement(result.passage)) is not None:
                         yield pending
                         clock = self._now
-                    now = max(now, result.passage.result)
-                launched = self._launch(micro_batch, price, now)
-                now += price.launch
-                if not shape.send_after_processing:
-                    pipeline.release(launched.passage, 0)
+                    now = max(now, result.passage.returning)
+                    launched.passage.after = result.passage
+            if launched:
+                now = self._launch(launched, now)
+            if not shape.receive_before_launch:
+                pipeline.exchange(now)
             self._recent.append(launched)
             ended: list[Request] = []
             if result := launched if shape.result_lag == 0 else result:
@@ -150,12 +169,20 @@ class _Run:
                 self._users.ended(self._server, len(ended))
             turn += 1
 
-    def _launch(self, micro_batch: MicroBatch, price: PassPrice, now: int) -> _Launched:
-        slot = micro_batch.slot
-        batch = micro_batch.batch
+    def _formed(self, micro_batch: MicroBatch) -> _Launched:
+        price, batch, slot = self._price(micro_batch.batch), micro_batch.batch, micro_batch.slot
         index = self._launches.add(price, slot, batch.requests, micro_batch.decode_step >= 0)
-        passage = Passage(index, batch, price, now)
+        passage = Passage(index, batch, price)
         if self._policy.loop.tokens_stay_on_gpu:
             passage.after, self._last_in_slot[slot] = self._last_in_slot[slot], passage
-        self._pipeline.launch(passage)
         return _Launched(passage, micro_batch)
+
+    def _launch(self, launched: _Launched, now: int) -> int:
+        """Launches a micro-batch; returns when the host is done with that."""
+        passage = launched.passage
+        passage.launched = now
+        self._pipeline.launch(passage)
+        now += passage.price.launches[0]
+        if not self._policy.loop.send_after_processing:
+            self._pipeline.release(passage, 0)
+        return now
