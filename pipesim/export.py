@@ -97,12 +97,15 @@ def _check_size(predictor: Predictor, workload: Workload, seed: int, window: Win
     """Refuses a run with too many operations, before any is simulated: passes are counted, which is quick."""
     plan = predictor.deployment.plan
     timeline = predictor.simulate(workload, seed)
+    if timeline.stage_price_index:
+        wanted = "an engine whose micro-batches keep together from stage to stage, so that arrows can follow them"
+        raise UsageError(f"{FLAG} with --engine", predictor.deployment.engine.name, wanted)
     batches = (predictor.mid_decode(workload), predictor.mid_prefill(workload)[0])
     operations = [
         max(sum(1 for _ in predictor.price.operations(batch, stage)) for batch in batches) for stage in range(plan.pp)
     ]
-    within = ((timeline.starts >= window.begin) & (timeline.starts < window.end)).sum(axis=1)
-    spans = sum(operations) * timeline.starts.shape[1]
+    within = [int(((row >= window.begin) & (row < window.end)).sum()) for row in timeline.starts]
+    spans = sum(operations) * len(timeline.slot)
     if spans > MOST_OPERATIONS:
         wanted = f"a load of at most {MOST_OPERATIONS:,}, such as by a smaller --num-prompts or --output-len"
         raise UsageError(FLAG, f"a run of about {spans:,} operations", wanted)
@@ -167,7 +170,7 @@ def _operations(spans: Iterable[OpSpan], pids: list[int], ranks: int, window: Wi
 def _passages(run: Timeline, stage: int, pid: int, tid: int, window: Window) -> Iterator[Event]:
     """Yields the micro-batches on a stage, with what their time rests on."""
     for index in _chosen(run.starts[stage], window):
-        start, end = int(run.starts[stage, index]), int(run.ends[stage, index])
+        start, end = int(run.starts[stage][index]), int(run.ends[stage][index])
         price = run.prices[int(run.price_index[index])].stages[stage]
         basis = {name: round(part / (price.total or 1), 4) for name, part in price.by_basis.items() if part}
         requests, kind = int(run.requests_in_batch[index]), "decode" if run.decode[index] else "prefill"
@@ -178,7 +181,7 @@ def _passages(run: Timeline, stage: int, pid: int, tid: int, window: Window) -> 
 
 def _sends(run: Timeline, hop: int, pid: int, tid: int, window: Window) -> Iterator[Event]:
     for index in _chosen(run.hop_starts[hop], window):
-        start = int(run.hop_starts[hop, index])
+        start = int(run.hop_starts[hop][index])
         end = start + run.prices[int(run.price_index[index])].hops[hop]
         head = _head(f"send to stage {hop + 1}", "send_recv", start, end)
         yield Event(start, f'{head}"pid":{pid},"tid":{tid},"args":{{"micro_batch":{index}}}}}')

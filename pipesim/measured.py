@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipesim.deployment import AllReduceChoice, Balancer, EngineName, KvCacheDtype
+from pipesim.deployment import DEFAULT_SMOOTH_FACTOR, AllReduceChoice, Balancer, EngineName, KvCacheDtype
 from pipesim.profiles.base import Frozen
 from pipesim.units import Seconds
 
@@ -67,6 +67,9 @@ class RunEngine(Frozen):
     gpu_memory_utilization: float | None = None
     async_scheduling: bool = True
     cap_decodes_per_step: bool = False
+    enable_mixed_chunk: bool = False
+    enable_dynamic_chunking: bool = False
+    dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pipesim.deployment import (
+    DEFAULT_SMOOTH_FACTOR,
     AllReduceChoice,
     Balancer,
     Deployment,
@@ -45,7 +46,8 @@ Hardware = Annotated[
 ]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 AnyEngine = Annotated[
-    Literal["sglang", "vllm", "any"], typer.Option("--engine", help="Serving engine, or any for the better one.")
+    Literal["sglang", "vllm", "rebatch", "any"],
+    typer.Option("--engine", help="Serving engine, or any for the better one."),
 ]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
@@ -98,6 +100,15 @@ CapDecodes = Annotated[
 ]
 EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
 Async = Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead.")]
+MixedChunk = Annotated[
+    bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")
+]
+DynamicChunking = Annotated[
+    bool, typer.Option("--enable-dynamic-chunking", help="SGLang: chunks of a long prompt shrink to equal times.")
+]
+SmoothFactor = Annotated[
+    float, typer.Option("--dynamic-chunking-smooth-factor", help="Share of the way to the chunk of equal time.")
+]
 Acceptance = Annotated[
     str | None,
     typer.Option("--speculative-acceptance", help='Acceptance of each draft token, such as "0.7,0.6,0.5".'),
@@ -188,6 +199,9 @@ def question(
     async_scheduling: Async = True,
     cap_decodes_per_step: CapDecodes = False,
     engine_version: EngineVersion = None,
+    enable_mixed_chunk: MixedChunk = False,
+    enable_dynamic_chunking: DynamicChunking = False,
+    dynamic_chunking_smooth_factor: SmoothFactor = DEFAULT_SMOOTH_FACTOR,
     speculative_acceptance: Acceptance = None,
     cuda_graph: Graph = True,
     enforce_eager: Eager = False,
@@ -234,6 +248,9 @@ def question(
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         cap_decodes_per_step=cap_decodes_per_step,
+        enable_mixed_chunk=enable_mixed_chunk,
+        enable_dynamic_chunking=enable_dynamic_chunking,
+        dynamic_chunking_smooth_factor=dynamic_chunking_smooth_factor,
         version=engine_version,
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
@@ -336,7 +353,7 @@ def _layers(flag: str | None, engine: EngineName, pp: int) -> tuple[tuple[int, .
 
     The engine's own environment variable counts as it does for the engine's server, which has no such flag.
     """
-    variable = DIALECTS[engine].partition_variable
+    variable = DIALECTS[engine].partition_variable if engine in DIALECTS else ""
     set_there = os.environ.get(variable, "").strip()
     if flag is not None or not set_there or pp == 1:
         return parse_integers("--layer-partition", flag, PARTITION_EXAMPLE), []

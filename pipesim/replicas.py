@@ -12,7 +12,7 @@ import numpy as np
 
 from pipesim.deployment import ParallelPlan
 from pipesim.errors import UsageError
-from pipesim.timeline import Clock, Timeline
+from pipesim.timeline import Clock, Rows, Timeline
 from pipesim.workload import Workload
 
 
@@ -60,16 +60,17 @@ def pooled(runs: Sequence[Timeline]) -> Timeline:
     """Returns the runs of some replicas as one: requests in the order of the load, passages one run after another."""
     if len(runs) == 1:
         return runs[0]
-    passages = [0, *accumulate(len(run.slot) for run in runs)]
     prices = [0, *accumulate(len(run.prices) for run in runs)]
     gap, gaps_by_end = _by_end(runs, [np.stack([run.gap, run.gap_weight]) for run in runs], "gaps_by_end")
     cycle, cycles_by_end = _by_end(runs, [run.cycle[np.newaxis] for run in runs], "cycles_by_end")
     return Timeline(
-        starts=_joined(runs, "starts"),
-        ends=_joined(runs, "ends"),
-        arrivals=_joined(runs, "arrivals"),
-        hop_starts=_joined(runs, "hop_starts"),
+        starts=_joined_rows([run.starts for run in runs]),
+        ends=_joined_rows([run.ends for run in runs]),
+        arrivals=_joined_rows([run.arrivals for run in runs]),
+        hop_starts=_joined_rows([run.hop_starts for run in runs]),
+        left=_joined(runs, "left"),
         price_index=np.concatenate([run.price_index + first for run, first in zip(runs, prices[:-1], strict=True)]),
+        stage_price_index=_joined_stage_prices(runs, prices),
         prices=tuple(price for run in runs for price in run.prices),
         decode=_joined(runs, "decode"),
         slot=_joined(runs, "slot"),
@@ -87,8 +88,8 @@ def pooled(runs: Sequence[Timeline]) -> Timeline:
         gaps_by_end=gaps_by_end,
         cycles_by_end=cycles_by_end,
         op_spans=tuple(
-            span._replace(passage=span.passage + first)
-            for run, first in zip(runs, passages[:-1], strict=True)
+            span._replace(passage=span.passage + sum(len(before.starts[span.stage]) for before in runs[:replica]))
+            for replica, run in enumerate(runs)
             for span in run.op_spans
         ),
         replicas=tuple(runs),
@@ -97,6 +98,18 @@ def pooled(runs: Sequence[Timeline]) -> Timeline:
 
 def _joined(runs: Sequence[Timeline], name: str) -> Any:
     return np.concatenate([getattr(run, name) for run in runs], axis=-1)
+
+
+def _joined_rows(rows: Sequence[Rows]) -> Rows:
+    """Returns the rows of some runs behind one another, stage by stage."""
+    if isinstance(rows[0], tuple):
+        return tuple(np.concatenate(own) for own in zip(*rows, strict=True))
+    return np.concatenate(rows, axis=-1)
+
+
+def _joined_stage_prices(runs: Sequence[Timeline], first: Sequence[int]) -> tuple[Clock, ...]:
+    numbered = [[row + offset for row in run.stage_price_index] for run, offset in zip(runs, first, strict=False)]
+    return tuple(np.concatenate(own) for own in zip(*numbered, strict=True))
 
 
 def _interleaved(runs: Sequence[Timeline], name: str) -> Clock:

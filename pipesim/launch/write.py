@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipesim.deployment import Deployment
+from pipesim.errors import UsageError
 from pipesim.launch import DIALECTS, Launch, LaunchLine
 
 WIDTH = 80
@@ -25,7 +26,13 @@ def launch_json(deployment: Deployment) -> dict[str, Any]:
 
 
 def launch(deployment: Deployment) -> Launch:
-    """Returns the launch lines of a deployment's engine, one per replica, and notes on what flags cannot say."""
+    """Returns the launch lines of a deployment's engine, one per replica, and notes on what flags cannot say.
+
+    Raises:
+        UsageError: for an engine that does not exist.
+    """
+    if deployment.engine.name not in DIALECTS:
+        raise UsageError("--launch with --engine", deployment.engine.name, f"one of {', '.join(DIALECTS)}")
     return DIALECTS[deployment.engine.name].write(deployment)
 
 
