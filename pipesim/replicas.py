@@ -1,7 +1,9 @@
 """Equal servers behind a balancer: which requests each of them gets, and their runs told as one.
 
-Requests are dealt by index and a user stays with the server of his first request. That is round-robin, and with users
-in a closed loop it is least-loaded too: equally many users are at each server at any time.
+Where it does not matter how busy they are, requests are dealt by index and a user stays with the server of his first
+request, so each server is simulated by itself. That is round-robin, and with users in a closed loop it is least-loaded
+too: equally many users are at each server at any time. In an open loop the least loaded server is known only when a
+request comes, so the servers are simulated side by side (`simulation.simulate_together`).
 """
 
 from collections.abc import Sequence
@@ -31,20 +33,22 @@ def deal(plan: ParallelPlan, workload: Workload, requests: int) -> list[Share]:
     """Returns the share of each replica in a load of some requests.
 
     Raises:
-        UsageError: when a replica would get nothing, or the balancer would have to look into the servers.
+        UsageError: when a replica would get nothing.
     """
     replicas, limit = plan.replicas, workload.max_concurrency
     users = workload.concurrency if workload.closed_loop else None
     for name, have in (("users", users), ("requests in the server", limit), ("requests", requests)):
         if have is not None and have < replicas:
             raise UsageError("--replicas", replicas, f"at most one for each of the {have} {name}")
-    if replicas > 1 and users is None and plan.balancer == "least-loaded":
-        wanted = "round-robin with an open loop (which server is least loaded is known in a closed loop only)"
-        raise UsageError("--balancer", plan.balancer, wanted)
     return [
         Share(slice(replica, None, replicas), _part(users, replica, replicas), _part(limit, replica, replicas))
         for replica in range(replicas)
     ]
+
+
+def looks_into_servers(plan: ParallelPlan, workload: Workload) -> bool:
+    """Returns whether the balancer has to know how many requests each server holds as a request comes."""
+    return plan.replicas > 1 and not workload.closed_loop and plan.balancer == "least-loaded"
 
 
 def per_replica(plan: ParallelPlan, workload: Workload) -> tuple[int, int]:
@@ -75,6 +79,7 @@ def pooled(runs: Sequence[Timeline]) -> Timeline:
         decode=_joined(runs, "decode"),
         slot=_joined(runs, "slot"),
         requests_in_batch=_joined(runs, "requests_in_batch"),
+        request_index=_interleaved(runs, "request_index"),
         arrival=_interleaved(runs, "arrival"),
         first_token=_interleaved(runs, "first_token"),
         last_token=_interleaved(runs, "last_token"),
@@ -114,8 +119,8 @@ def _joined_stage_prices(runs: Sequence[Timeline], first: Sequence[int]) -> tupl
 
 def _interleaved(runs: Sequence[Timeline], name: str) -> Clock:
     whole: Clock = np.empty(sum(len(run.arrival) for run in runs), dtype=np.int64)
-    for replica, run in enumerate(runs):
-        whole[replica :: len(runs)] = getattr(run, name)
+    for run in runs:
+        whole[run.request_index] = getattr(run, name)
     return whole
 
 

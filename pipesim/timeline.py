@@ -53,6 +53,8 @@ class Timeline:
     """[N] the micro-batch slot."""
     requests_in_batch: Clock
     """[N] requests in the micro-batch."""
+    request_index: Clock
+    """[R] which of the load's requests each is, in rising order."""
     arrival: Clock
     """[R] when each request was sent."""
     first_token: Clock

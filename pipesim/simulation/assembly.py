@@ -99,6 +99,7 @@ def _common(
     fields = ("arrival", "first_token", "last_token", "input_len", "output_len", "context_len")
     of_requests = {name: _clock(getattr(request, name) for request in requests) for name in fields}
     return of_requests | {
+        "request_index": _clock(request.index for request in requests),
         "price_index": _clock(launches.price_index),
         "prices": tuple(launches.prices.distinct),
         "decode": np.array(launches.decode, dtype=np.bool_),

@@ -50,7 +50,9 @@ class Server:
 
 
 class Users:
-    """The users of some equal servers; each request goes to the server with the fewest in it, the first of them.
+    """The users of some equal servers; each request goes to the server with the fewest in it.
+
+    Of several with as few, to the one that has had the fewest of all, and of these to the first.
 
     Args:
         environment: the clock.
@@ -101,4 +103,4 @@ class Users:
                 self._unsent.append(request)
 
     def _submit(self, request: Request) -> None:
-        min(self._servers, key=lambda server: server.inside).submit(request)
+        min(self._servers, key=lambda server: (server.inside, len(server.requests))).submit(request)
