@@ -55,7 +55,7 @@ def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn:
     way = first + sum(stages[1:]) + sum(hops) + price.result_return
     host = price.schedule + price.process
     turns = micro_batches * (host + price.launches[0]) + (slots - micro_batches) * idle_turn
-    terms: list[float] = [micro_batches * max(*stages, *hops, 0), turns]
+    terms: list[float] = [micro_batches * max(*stages, stages[-1] + price.held, *hops), turns]
     if not full:
         terms.append(way + host)
     elif loop.receive_before_launch:

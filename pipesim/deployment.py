@@ -12,6 +12,8 @@ from pipesim.profiles.model import GqaAttention, ModelProfile
 LARGEST_DEGREE = 4096
 DEFAULT_SMOOTH_FACTOR = 0.75
 """SGLang srt/environ.py."""
+ASYNC_BY_DEFAULT, ASYNC_UNDER_PP = (0, 14), (0, 22)
+"""First versions of vLLM that schedule ahead by default: without PP, and with it (PR 42187, merged 2026-05)."""
 MIXED_CHUNK_UNDER_PP = (0, 5, 23)
 """First version of SGLang known to allow it; 0.5.10.post1 refuses (srt/server_args.py `check_server_args`)."""
 
@@ -156,8 +158,8 @@ class EngineSettings:
     """auto is the model's own."""
     gpu_memory_utilization: float | None = None
     """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
-    async_scheduling: bool = True
-    """vLLM's."""
+    async_scheduling: bool | None = None
+    """vLLM's; None is the default of its `version`, see `Deployment.async_scheduling`."""
     cap_decodes_per_step: bool = False
     """vLLM's open proposal (PR 57433): at most ceil(max_num_seqs / pp) decodes in one step."""
     enable_mixed_chunk: bool = False
@@ -351,6 +353,13 @@ class Deployment:
                 f"at most {limit // plan.attention_dp} (SGLang admits no more requests than that in all slots "
                 "together, so the cap could never be reached)",
             )
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether vLLM's scheduler runs ahead of results: as asked, else as its version does by default."""
+        if self.engine.async_scheduling is not None:
+            return self.engine.async_scheduling
+        return not self.engine.version_before(ASYNC_UNDER_PP if self.plan.pp > 1 else ASYNC_BY_DEFAULT)
 
     def first_layer(self, stage: int) -> int:
         """Returns the index of the first layer of a stage."""

@@ -65,7 +65,7 @@ class RunEngine(Frozen):
     allreduce: AllReduceChoice = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     gpu_memory_utilization: float | None = None
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     cap_decodes_per_step: bool = False
     enable_mixed_chunk: bool = False
     enable_dynamic_chunking: bool = False

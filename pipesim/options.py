@@ -99,7 +99,13 @@ CapDecodes = Annotated[
     bool, typer.Option("--cap-decodes-per-step", help="vLLM's open proposal: even groups of --max-num-seqs / pp.")
 ]
 EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
-Async = Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead.")]
+Async = Annotated[
+    bool | None,
+    typer.Option(
+        "--async-scheduling/--no-async-scheduling",
+        help="vLLM's scheduler runs ahead [default: as its version does].",
+    ),
+]
 MixedChunk = Annotated[
     bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")
 ]
@@ -196,7 +202,7 @@ def question(
     chunked_prefill_size: Chunk = None,
     mem_fraction_static: MemFraction = None,
     gpu_memory_utilization: Utilization = None,
-    async_scheduling: Async = True,
+    async_scheduling: Async = None,
     cap_decodes_per_step: CapDecodes = False,
     engine_version: EngineVersion = None,
     enable_mixed_chunk: MixedChunk = False,

@@ -61,6 +61,9 @@ class PassPrice:
     """CPU time to handle its result."""
     result_return: int
     """From the end on the last stage to the tokens being on the scheduler's host."""
+    held: int = 0
+    """How long the last stage stays occupied behind its end: its worker has a turn of its own before the next launch.
+    """
 
     @cached_property
     def totals(self) -> tuple[int, ...]:
@@ -79,8 +82,10 @@ class PassPricer:
         deployment: Deployment,
         all_reduce: tuple[Implementation, ...] = ("nccl",),
         scale: Mapping[str, float] | None = None,
+        last_worker_waits: bool = False,
     ) -> None:
         self.deployment = deployment
+        self._last_worker_waits = last_worker_waits
         engine = deployment.engine
         self._cost = {
             mode: CostModel(
@@ -144,16 +149,20 @@ class PassPricer:
         hosts = [self._host(HostWork("launch", launches=count)) for count in launches]
         cost = self._cost["graph"]
         pipelined = len(program.stages) > 1
+        schedule, process = (self._host(HostWork(name, requests=batch.requests)) for name in ("schedule", "process"))
+        held = schedule + process if self._last_worker_waits and pipelined else 0
+        held += hosts[-1] if held and batch.captured else 0  # launched one by one, kernels begin with the first
         return PassPrice(
             stages=tuple(
                 self._stage_price([(sections[run.section], run.times) for run in runs], host)
                 for runs, host in zip(program.stages, hosts, strict=True)
             ),
             hops=tuple(max(to_picoseconds(cost.price(send).seconds) for send in sends) for sends in program.sends),
-            schedule=self._host(HostWork("schedule", requests=batch.requests)),
+            schedule=schedule,
             launches=tuple(hosts),
-            process=self._host(HostWork("process", requests=batch.requests)),
+            process=process,
             result_return=self._host(HostWork("return")) if pipelined else 0,
+            held=held,
         )
 
     def _priced_sections(self, program: PassProgram, batch: Batch) -> dict[Section, list[PricedOp]]:

@@ -164,6 +164,12 @@ def fitting_plans(deployment: Deployment) -> list[ParallelPlan]:
     return found
 
 
+def pricer_of(deployment: Deployment, scale: Mapping[str, float] | None = None) -> PassPricer:
+    """Returns the prices of batches on a deployment, as its engine runs them; see `Predictor` for `scale`."""
+    waits = ENGINES[deployment.engine.name].last_worker_waits(deployment)
+    return PassPricer(deployment, all_reduce_preference(deployment), scale, waits)
+
+
 class Predictor:
     """One deployment with its prices, ready to be asked about loads.
 
@@ -177,7 +183,7 @@ class Predictor:
         self.deployment = deployment
         self.engine = ENGINES[deployment.engine.name]
         self.kv_capacity_tokens = self.engine.kv_capacity_tokens(deployment)
-        self.price = price or PassPricer(deployment, all_reduce_preference(deployment), scale)
+        self.price = price or pricer_of(deployment, scale)
 
     def simulate(self, workload: Workload, seed: int, detail: Detail = "pass") -> Timeline:
         """Returns the timeline of one run of a load.
@@ -259,7 +265,8 @@ class Predictor:
             self.price.idle_turn,
             self.deployment.engine.tokens_per_step,
         )
-        rate = self.deployment.plan.replicas * steady.output_tokens_per_s
+        replicas = self.deployment.plan.replicas
+        rate = steady.output_tokens_per_s * (min(replicas, workload.concurrency) if workload.closed_loop else replicas)
         return replace(steady, output_tokens_per_s=rate)
 
     def predict(

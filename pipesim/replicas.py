@@ -30,16 +30,16 @@ class Share(NamedTuple):
 
 
 def deal(plan: ParallelPlan, workload: Workload, requests: int) -> list[Share]:
-    """Returns the share of each replica in a load of some requests.
+    """Returns the share of each replica in a load of some requests; one that would get none is left out.
 
     Raises:
-        UsageError: when a replica would get nothing.
+        UsageError: when the limit of requests in the server leaves a replica none.
     """
-    replicas, limit = plan.replicas, workload.max_concurrency
+    limit = workload.max_concurrency
     users = workload.concurrency if workload.closed_loop else None
-    for name, have in (("users", users), ("requests in the server", limit), ("requests", requests)):
-        if have is not None and have < replicas:
-            raise UsageError("--replicas", replicas, f"at most one for each of the {have} {name}")
+    if limit is not None and limit < plan.replicas:
+        raise UsageError("--replicas", plan.replicas, f"at most one for each of the {limit} requests in the server")
+    replicas = min(plan.replicas, requests, requests if users is None else users)
     return [
         Share(slice(replica, None, replicas), _part(users, replica, replicas), _part(limit, replica, replicas))
         for replica in range(replicas)

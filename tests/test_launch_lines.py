@@ -9,6 +9,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipesim.asking import asks
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
@@ -17,7 +18,7 @@ from pipesim.launch import DIALECTS
 from pipesim.launch.read import Imported, distinct, matching_profile, read
 from pipesim.launch.servers import servers
 from pipesim.launch.write import launch, one_line, wrapped
-from pipesim.options import Question, asks
+from pipesim.options import Question
 from tests.conftest import BOX, KIMI, RunCli
 
 DATA = Path(__file__).parent / "data" / "launch"
@@ -71,7 +72,7 @@ def settings_of(draw: st.DrawFn, engine: str) -> EngineSettings:
     }
     share = draw(st.none() | st.floats(0.1, 0.99))
     if engine == "vllm":
-        own = {"gpu_memory_utilization": share, "async_scheduling": draw(st.booleans())}
+        own = {"gpu_memory_utilization": share, "async_scheduling": draw(st.sampled_from([None, False]))}
     else:
         own = {
             "mem_fraction_static": share,

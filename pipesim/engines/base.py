@@ -196,6 +196,8 @@ class Engine:
     """Whether a slot cap and an async depth are flags of the engine."""
     absorbs_context: bool
     """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
+    last_worker_waits: Callable[[Deployment], bool]
+    """Whether the last stage's GPU waits for its own worker's turn before the next launch."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
     """(deployment, workload, KV capacity) → micro-batches in flight, requests in each, if the load spreads evenly."""
 

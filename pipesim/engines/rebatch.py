@@ -181,6 +181,7 @@ ENGINE = Engine(
     decode_batch=sglang.ENGINE.decode_batch,
     slots_are_flags=False,
     absorbs_context=RebatchPolicy.absorbs_context,
+    last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )
 """Its row in the table of engines."""

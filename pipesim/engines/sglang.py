@@ -279,6 +279,7 @@ ENGINE = Engine(
     decode_batch=_decode_batch,
     slots_are_flags=True,
     absorbs_context=SglangPolicy.absorbs_context,
+    last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )
 """SGLang's row in the table of engines."""

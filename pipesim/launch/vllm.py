@@ -138,7 +138,7 @@ def write(deployment: Deployment) -> Launch:
         "--max-num-batched-tokens": engine.chunked_prefill_size,
         "--gpu-memory-utilization": engine.gpu_memory_utilization,
         "--enforce-eager": not engine.cuda_graph,
-        "--no-async-scheduling": not engine.async_scheduling,
+        "--no-async-scheduling": engine.async_scheduling is False,
         "--kv-cache-dtype": {"auto": None, "bf16": "bfloat16", "fp8": "fp8"}[engine.kv_cache_dtype],
         "--disable-custom-all-reduce": engine.allreduce == "nccl",
         "--speculative-config": json.dumps(draft) if engine.draft_tokens else None,

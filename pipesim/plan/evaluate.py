@@ -11,10 +11,9 @@ from typing import NamedTuple, Self
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
-from pipesim.engines import all_reduce_preference
 from pipesim.passes import PassPricer
 from pipesim.plan.question import Figures, Percentile
-from pipesim.prediction import Prediction, Predictor
+from pipesim.prediction import Prediction, Predictor, pricer_of
 from pipesim.units import PICOSECONDS_PER_SECOND
 from pipesim.workload import LIMITS, Workload
 
@@ -74,10 +73,16 @@ class SharedPrices:
             deployment.model.precision.kv_cache,
             plan,
             deployment.layers,
-            (engine.name, engine.peer_access, engine.allreduce, engine.speculative_acceptance),
+            (
+                engine.name,
+                engine.peer_access,
+                engine.allreduce,
+                engine.speculative_acceptance,
+                deployment.async_scheduling,
+            ),
         )
         if key not in self._pricers:
-            self._pricers[key] = PassPricer(deployment, all_reduce_preference(deployment))
+            self._pricers[key] = pricer_of(deployment)
         return Predictor(deployment, price=self._pricers[key])
 
 

@@ -120,6 +120,7 @@ class PassPipeline:
             start = arrival if arrival > free else free
             add_start[stage](start)
             ready = stage_free[stage] = start + totals[stage]
+        stage_free[-1] = ready + price.held
         passage.returning = passage.result = ready + price.result_return
 
     def turn(self, begin: int, passage: Passage | None, result: Passage | None) -> None:
@@ -196,6 +197,11 @@ class EventPipeline:
         yield clock.timeout(price.result_return)
         self._finish(passage)
 
+    def _hold(self, stage: int, turn: simpy.resources.resource.Request, held: int) -> Process:
+        """Keeps a stage occupied for a while behind a passage that goes on."""
+        yield self._environment.timeout(held)
+        self._stages[stage].release(turn)
+
     def _finish(self, passage: Passage) -> None:
         passage.result = _now(self._environment)
         passage.returning = passage.result if passage.returning < 0 else passage.returning
@@ -211,17 +217,20 @@ class EventPipeline:
         self.record.arrivals[hop + 1].append(_now(clock))
 
     def _occupy(self, passage: Passage, stage: int) -> Process:
-        clock = self._environment
-        with self._stages[stage].request() as turn:
-            yield turn
-            self.record.starts[stage].append(_now(clock))
-            if self._operations is None:
-                yield clock.timeout(passage.price.totals[stage])
-            else:
-                ops = list(self._operations(passage.batch, stage))
-                price = passage.price.stages[stage]
-                yield from run_operations(clock, self.record, passage.index, stage, price, ops)
-            self.record.ends[stage].append(_now(clock))
+        clock, price = self._environment, passage.price
+        turn = self._stages[stage].request()
+        yield turn
+        self.record.starts[stage].append(_now(clock))
+        if self._operations is None:
+            yield clock.timeout(price.totals[stage])
+        else:
+            ops = list(self._operations(passage.batch, stage))
+            yield from run_operations(clock, self.record, passage.index, stage, price.stages[stage], ops)
+        self.record.ends[stage].append(_now(clock))
+        if price.held and stage == len(self._stages) - 1:
+            clock.process(self._hold(stage, turn, price.held))
+        else:
+            self._stages[stage].release(turn)
 
     def _until(self, time: int) -> simpy.Event:
         return self._environment.timeout(max(0, time - _now(self._environment)))
