@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
+from pipesim.engines import ENGINES
 from pipesim.passes import PricedOp
 from pipesim.prediction import Prediction, Predictor
 from pipesim.sensitivity import other_version
@@ -59,7 +60,8 @@ def _why_bubbles(prediction: Prediction) -> str:
     pp, steady = prediction.deployment.plan.pp, prediction.closed_form
     if prediction.workload.concurrency < pp:
         return f"{prediction.workload.concurrency} user(s) can fill at most as many of the {pp} stages at a time."
-    if in_flight < 0.8 * pp and steady.micro_batches >= pp:
+    slots_are_flags = ENGINES[prediction.deployment.engine.name].slots_are_flags
+    if slots_are_flags and in_flight < 0.8 * pp and steady.micro_batches >= pp:
         cap = steady.requests_per_micro_batch
         better = steady.output_tokens_per_s
         return (

@@ -30,7 +30,7 @@ def test_calibration_runs_give_the_shipped_launch_time_back_to_a_tenth() -> None
     fit = fit_runs(load_runs([ROOT / "measured_runs" / "founding.toml"]), box)
     assert fit.runs == ("tp8-eager-c1", "pp8-eager-c1")
     assert fit.launch_factor == pytest.approx(1, abs=0.1)
-    assert max(map(abs, fit.log_errors)) < 0.06
+    assert max(map(abs, fit.log_errors)) < 0.07
 
 
 def test_no_error_beyond_that_of_the_constants_is_seen_in_the_calibration_runs() -> None:

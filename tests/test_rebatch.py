@@ -175,6 +175,13 @@ def test_it_is_asked_for_by_name_and_a_run_repeats(run_cli: RunCli) -> None:
     assert sum(document["breakdown"].values()) == pytest.approx(1.0)
 
 
+def test_no_slot_cap_is_advised_where_there_are_no_slots(run_cli: RunCli) -> None:
+    arguments = ("--pp", 8, "--concurrency", 64, "--num-prompts", 64, "--output-len", 60, "--seeds", 1)
+    texts = {name: run_cli("predict", *arguments, "--engine", name).out for name in ENGINES}
+    advised = {name for name, text in texts.items() if "unevenly filled" in " ".join(text.split())}
+    assert advised == {"sglang"}
+
+
 def test_replicas_are_pooled_stage_by_stage() -> None:
     wall = BOX.model_copy(update={"gpus": 16})
     plan = ParallelPlan(2, 4, replicas=2)
