@@ -37,6 +37,30 @@ SEARCHED = (
 """Parameters of `question` that a search for the best plan chooses where they are not given."""
 
 
+def takes(source: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns a decorator for commands whose first parameter is what `source` makes of options.
+
+    The command then has the options of `source` in the place of that parameter, and its own behind them.
+    """
+    shared = inspect.signature(source).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[1:]
+        hints = get_type_hints(source, include_extras=True) | get_type_hints(command, include_extras=True)
+
+        @functools.wraps(command)
+        def ask(**given: Any) -> None:
+            asked = source(**{name: given.pop(name) for name in shared})
+            command(asked, **given)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
+        ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        ask.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
+        return ask
+
+    return decorate
+
+
 def asks(command: Callable[..., None]) -> Callable[..., None]:
     """Returns a command whose first parameter, a `Question`, is replaced by the options of `question`.
 

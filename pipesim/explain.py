@@ -126,11 +126,13 @@ def notes(prediction: Prediction) -> list[str]:
             f"{prediction.extrapolated_fraction:.0%} of the priced time lies outside the sizes that its constants were "
             f"measured at ({', '.join(extrapolated_constants(prediction))}); the interval is wider."
         )
+    if prediction.deployment.engine.enable_mixed_chunk and prediction.deployment.plan.pp > 1:
+        found.append("Mixed chunks under PP need SGLang 0.5.23 or later; 0.5.10 refuses to start with both.")
     if other_version(prediction.deployment):
         engine = prediction.deployment.engine
-        measured = prediction.deployment.hardware.measured_with[engine.name]
+        measured = prediction.deployment.hardware.measured_with[engine.kernels]
         found.append(
-            f"Kernels were measured with {engine.name} {measured}, and {engine.version} is asked for; the interval is "
-            "wider."
+            f"Kernels were measured with {engine.kernels} {measured}, and {engine.version} is asked for; the interval "
+            "is wider."
         )
     return found

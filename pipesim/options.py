@@ -1,6 +1,7 @@
 """The options that ask a question: which deployment under which load. Every command that asks shares them."""
 
 import math
+import os
 import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pipesim.deployment import (
+    DEFAULT_SMOOTH_FACTOR,
     AllReduceChoice,
     Balancer,
     Deployment,
@@ -19,6 +21,7 @@ from pipesim.deployment import (
     ParallelPlan,
 )
 from pipesim.errors import PipesimError, UsageError
+from pipesim.launch import DIALECTS
 from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.traces import Trace, read_trace
@@ -28,16 +31,23 @@ from pipesim.workload import LIMITS, Workload
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
 DEFAULT_ENGINE: EngineName = "sglang"
 DEFAULT_USERS = 32
+PARTITION_EXAMPLE = "15,15,15,16"
 WAVES = 4
 """Requests per user where --num-prompts is not given."""
 
 Model = Annotated[
     str, typer.Option("--model", "--model-path", help="Model: a profile's name or .toml file, or a config.json.")
 ]
-Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware", help="Box: a name such as h100-sxm-x8, rtx-4090-x2 or h100-sxm-2x8 (two nodes), or a .toml file."
+    ),
+]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
 AnyEngine = Annotated[
-    Literal["sglang", "vllm", "any"], typer.Option("--engine", help="Serving engine, or any for the better one.")
+    Literal["sglang", "vllm", "rebatch", "any"],
+    typer.Option("--engine", help="Serving engine, or any for the better one."),
 ]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
@@ -90,6 +100,15 @@ CapDecodes = Annotated[
 ]
 EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
 Async = Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead.")]
+MixedChunk = Annotated[
+    bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")
+]
+DynamicChunking = Annotated[
+    bool, typer.Option("--enable-dynamic-chunking", help="SGLang: chunks of a long prompt shrink to equal times.")
+]
+SmoothFactor = Annotated[
+    float, typer.Option("--dynamic-chunking-smooth-factor", help="Share of the way to the chunk of equal time.")
+]
 Acceptance = Annotated[
     str | None,
     typer.Option("--speculative-acceptance", help='Acceptance of each draft token, such as "0.7,0.6,0.5".'),
@@ -180,6 +199,9 @@ def question(
     async_scheduling: Async = True,
     cap_decodes_per_step: CapDecodes = False,
     engine_version: EngineVersion = None,
+    enable_mixed_chunk: MixedChunk = False,
+    enable_dynamic_chunking: DynamicChunking = False,
+    dynamic_chunking_smooth_factor: SmoothFactor = DEFAULT_SMOOTH_FACTOR,
     speculative_acceptance: Acceptance = None,
     cuda_graph: Graph = True,
     enforce_eager: Eager = False,
@@ -226,22 +248,18 @@ def question(
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         cap_decodes_per_step=cap_decodes_per_step,
+        enable_mixed_chunk=enable_mixed_chunk,
+        enable_dynamic_chunking=enable_dynamic_chunking,
+        dynamic_chunking_smooth_factor=dynamic_chunking_smooth_factor,
         version=engine_version,
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
     groups = _expert_groups(ep, enable_expert_parallel, tp)
-    plan = ParallelPlan(
-        tp,
-        pp,
-        parse_integers("--layer-partition", layer_partition, "15,15,15,16"),
-        groups,
-        dp_attention,
-        dcp,
-        replicas,
-        balancer,
-        parse_integers("--placement", placement, "0,2,1,3"),
-    )
-    return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
+    layers, of_environment = _layers(layer_partition, engine, pp)
+    placed = parse_integers("--placement", placement, "0,2,1,3")
+    plan = ParallelPlan(tp, pp, layers, groups, dp_attention, dcp, replicas, balancer, placed)
+    defaults = (*_defaults_used(context, workload), *of_environment)
+    return Question(model, hardware, plan, settings, workload, defaults)
 
 
 def _workload(
@@ -328,6 +346,21 @@ def _expert_groups(ep: int, all_ranks: bool, tp: int) -> int:
     if all_ranks and ep not in {1, tp}:
         raise UsageError("--ep with --enable-expert-parallel", ep, f"{tp}, which is what vLLM's flag means, or no --ep")
     return tp if all_ranks else ep
+
+
+def _layers(flag: str | None, engine: EngineName, pp: int) -> tuple[tuple[int, ...] | None, list[str]]:
+    """Returns the layers of each stage and in words where they come from, if not from the flag.
+
+    The engine's own environment variable counts as it does for the engine's server, which has no such flag.
+    """
+    variable = DIALECTS[engine].partition_variable if engine in DIALECTS else ""
+    set_there = os.environ.get(variable, "").strip()
+    if flag is not None or not set_there or pp == 1:
+        return parse_integers("--layer-partition", flag, PARTITION_EXAMPLE), []
+    layers = parse_integers(f"environment variable {variable}", set_there, PARTITION_EXAMPLE) or ()
+    if len(layers) != pp:
+        raise UsageError(f"environment variable {variable}", set_there, f"layers of {pp} stages, or --layer-partition")
+    return layers, [f"layers {','.join(map(str, layers))} by {variable}"]
 
 
 def parse_integers(flag: str, given: str | None, example: str) -> tuple[int, ...] | None:

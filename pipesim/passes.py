@@ -55,8 +55,8 @@ class PassPrice:
     """From the end on stage s to the arrival at stage s+1."""
     schedule: int
     """CPU time to form the batch."""
-    launch: int
-    """CPU time that the first stage's scheduler spends launching it."""
+    launches: tuple[int, ...]
+    """CPU time that each stage's host spends launching it."""
     process: int
     """CPU time to handle its result."""
     result_return: int
@@ -89,7 +89,7 @@ class PassPricer:
                 all_reduce,
                 deployment.peer_access,
                 scale or {},
-                engine.name,
+                engine.kernels,
                 deployment.ranks_per_node,
             )
             for mode in ("graph", "eager")
@@ -151,7 +151,7 @@ class PassPricer:
             ),
             hops=tuple(max(to_picoseconds(cost.price(send).seconds) for send in sends) for sends in program.sends),
             schedule=self._host(HostWork("schedule", requests=batch.requests)),
-            launch=hosts[0],
+            launches=tuple(hosts),
             process=self._host(HostWork("process", requests=batch.requests)),
             result_return=self._host(HostWork("return")) if pipelined else 0,
         )

@@ -15,10 +15,10 @@ from pipesim.metrics import Latency, Metrics, summarise
 from pipesim.passes import PassPricer, PricedOp
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
-from pipesim.replicas import Share, deal, per_replica, pooled
-from pipesim.simulation import Detail, simulate
+from pipesim.replicas import Share, deal, looks_into_servers, per_replica, pooled
+from pipesim.simulation import Detail, simulate_together
 from pipesim.timeline import Timeline
-from pipesim.workload import Batch, PrefillChunk, RequestSpec, Workload
+from pipesim.workload import Batch, PrefillChunk, Workload
 
 GIB = 2**30
 
@@ -186,20 +186,23 @@ class Predictor:
             InfeasibleDeployment: when the KV cache does not hold a single request of the load.
         """
         self.check_kv(workload)
-        specs = workload.draw(seed)
-        shares = deal(self.deployment.plan, workload, len(specs))
-        return pooled([self._simulate(specs[share.requests], share, detail) for share in shares])
-
-    def _simulate(self, specs: list[RequestSpec], share: Share, detail: Detail) -> Timeline:
-        """Returns the timeline of one replica."""
+        specs, plan = workload.draw(seed), self.deployment.plan
         requests = [
             Request(index, spec.input_len, spec.output_len, spec.context_len, spec.submit_ps)
             for index, spec in enumerate(specs)
         ]
-        return simulate(
-            self.engine.policy(self.deployment, self.kv_capacity_tokens),
+        shares = deal(plan, workload, len(specs))
+        if looks_into_servers(plan, workload):
+            everything = Share(slice(None), None, workload.max_concurrency)
+            return pooled(self._simulate(requests, everything, detail, plan.replicas))
+        return pooled([self._simulate(requests, share, detail)[0] for share in shares])
+
+    def _simulate(self, requests: list[Request], share: Share, detail: Detail, servers: int = 1) -> list[Timeline]:
+        """Returns the timelines of some servers under a share of the load."""
+        return simulate_together(
+            [self.engine.policy(self.deployment, self.kv_capacity_tokens) for _ in range(servers)],
             self.price,
-            requests,
+            requests[share.requests],
             stages=self.deployment.plan.pp,
             users=share.users,
             idle_turn=self.price.idle_turn,

@@ -256,7 +256,8 @@ def _gpu_table(prediction: Prediction) -> list[str]:
     for stage in range(deployment.plan.pp):
         busy, bubble = prediction.stage_share(stage)
         gpus, first = deployment.plan.stage_gpus(stage), deployment.first_layer(stage)
-        name = f"{gpus[0]}" if len(gpus) == 1 else f"{gpus[0]}–{gpus[-1]}"
+        in_a_row = len(gpus) > 1 and list(gpus) == list(range(gpus[0], gpus[0] + len(gpus)))
+        name = f"{gpus[0]}–{gpus[-1]}" if in_a_row else ",".join(map(str, gpus))
         layers = f"{first}–{first + deployment.layers[stage] - 1}"
         weights, free = prediction.memory[stage].weights / GIB, prediction.free_bytes(stage) / GIB
         lines.append(
@@ -341,11 +342,13 @@ def explain_json(explanation: "Explanation") -> dict[str, Any]:
 
 def validate_text(validation: "Validation") -> str:
     """Returns the table that `validate` prints."""
-    lines = [f"{'run':<18}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
+    width = max([16, *(len(row.id) for row in validation.rows)]) + 2
+    lines = [f"{'run':<{width}}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
     for row in validation.rows:
         metric = row.metric.removesuffix("_per_s") + "/s" if row.metric.endswith("_per_s") else row.metric
+        measured, predicted = (_figure(row.metric, value) for value in (row.measured, row.predicted))
         lines.append(
-            f"{row.id:<18}{metric:<22}{row.measured:>9,.1f}{row.predicted:>10,.1f}{row.relative_error:>+8.1%}"
+            f"{row.id:<{width}}{metric:<22}{measured:>9}{predicted:>10}{row.relative_error:>+8.1%}"
             f"{row.tolerance:>6.0%}  {_verdict(row):<11}".rstrip()
         )
     lines.append("")
@@ -365,11 +368,19 @@ def validate_markdown(validation: "Validation") -> str:
     """Returns the same table in Markdown."""
     lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
     lines += [
-        f"| {row.id} | {row.metric} | {row.measured:,.1f} | {row.predicted:,.1f} | {row.relative_error:+.1%} "
+        f"| {row.id} | {row.metric} | {_figure(row.metric, row.measured)} | {_figure(row.metric, row.predicted)} "
+        f"| {row.relative_error:+.1%} "
         f"| {row.tolerance:.0%} | {_verdict(row)} |"
         for row in validation.rows
     ]
     return "\n".join(lines)
+
+
+def _figure(metric: str, value: float) -> str:
+    """Returns a measured or predicted figure: times to three digits, others to a tenth, tokens whole."""
+    if metric.endswith("_s") and not metric.endswith("_per_s"):
+        return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if metric.endswith("_tokens") else f"{value:,.1f}"
 
 
 def _verdict(row: "Comparison") -> str:

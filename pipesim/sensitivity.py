@@ -134,7 +134,7 @@ def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivi
 
 def other_version(deployment: Deployment) -> bool:
     """Returns whether the engine version asked for is another minor version than that of the measured kernels."""
-    asked, measured = deployment.engine.version, deployment.hardware.measured_with.get(deployment.engine.name)
+    asked, measured = deployment.engine.version, deployment.hardware.measured_with.get(deployment.engine.kernels)
     return asked is not None and measured is not None and asked.split(".")[:2] != measured.split(".")[:2]
 
 

@@ -24,12 +24,13 @@ def deployments(draw: st.DrawFn) -> Deployment:
     """Any split of the box under any engine settings."""
     tp, pp = draw(st.sampled_from(SPLITS))
     running = draw(st.none() | st.integers(1, 40))
+    name = draw(st.sampled_from(["sglang", "vllm"]))
     return deploy(
         KIMI,
         BOX,
         ParallelPlan(tp, pp),
         EngineSettings(
-            name=draw(st.sampled_from(["sglang", "vllm"])),
+            name=name,
             cuda_graph=draw(st.booleans()),
             pp_max_micro_batch_size=draw(st.none() | st.integers(1, min(16, running or 16))),
             pp_async_batch_depth=draw(st.integers(0, 2)),
@@ -37,6 +38,8 @@ def deployments(draw: st.DrawFn) -> Deployment:
             chunked_prefill_size=draw(st.none() | st.integers(16, 600)),
             peer_access=draw(st.booleans()),
             async_scheduling=draw(st.booleans()),
+            enable_mixed_chunk=name == "sglang" and draw(st.booleans()),
+            enable_dynamic_chunking=name == "sglang" and draw(st.booleans()),
         ),
     )
 

@@ -2,13 +2,13 @@
 
 import math
 import os
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
 from pipesim.asking import asks_openly
 from pipesim.commands.shared import Json, print_json, progress
-from pipesim.deployment import EngineName
+from pipesim.deployment import SERVERS
 from pipesim.errors import UsageError
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
 from pipesim.plan.question import Job, Objective, Percentile, PlanQuestion, RankBy
@@ -73,7 +73,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
         model=load_model(asked.model),
         boxes=boxes,
         workload=asked.workload,
-        engines=get_args(EngineName) if engine == "any" else (engine,),
+        engines=SERVERS if engine == "any" else (engine,),
         gpus=gpus,
         plan=asked.plan,
         settings=asked.settings,

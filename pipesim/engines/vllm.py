@@ -112,7 +112,7 @@ class VllmPolicy(SlotScheduler):
             return MicroBatch(slot, prompts.chunk, prompts.finished)
         return MicroBatch(slot, self._mixed(decode, prompts.chunk), prompts.finished, step)
 
-    def admits(self, request: Request, state: Slot, taken: float) -> bool:
+    def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Room for the prompt tokens that this step would run (v1/core/kv_cache_manager.py `allocate_slots`)."""
         return request.context_len + min(request.prompt_len, self._budget) <= self.kv_free
 
