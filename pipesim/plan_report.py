@@ -279,7 +279,7 @@ def _row(found: PlanSearch, plan: Plan) -> list[str]:
     mark = "~" if plan.prediction is None else " "
     name = _short_name(found, plan)
     numbers = (
-        f"{mark}{plan.figures.output_tokens_per_s:>7,.0f}{f'{low:,.0f}–{high:,.0f}':>13}"
+        f"{mark}{plan.figures.output_tokens_per_s:>7,.0f}{f'{_short(low)}–{_short(high)}':>13}"
         f"{plan.output_tokens_per_s_per_gpu:>7,.0f}{plan.per_request:>6,.1f}{time_text(plan.figures.ttft_s):>9}"
         f"{time_text(plan.figures.tpot_s):>9}{_bubble(plan):>7.0%}"
     )
@@ -289,6 +289,10 @@ def _row(found: PlanSearch, plan: Plan) -> list[str]:
     missed = "" if plan.meets_slo else "misses the limits; "
     note = textwrap.wrap(missed + (flags or "engine defaults"), WIDTH - 7, break_on_hyphens=False)
     return first + [f"{'':>7}{line}" for line in note]
+
+
+def _short(rate: float) -> str:
+    return f"{rate:,.0f}" if rate < 9999.5 else f"{rate / 1000:.1f}k"
 
 
 def _short_name(found: PlanSearch, plan: Plan) -> str:

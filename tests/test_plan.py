@@ -67,6 +67,12 @@ def test_the_best_of_an_exhaustive_simulation_is_among_the_first_five() -> None:
     assert max(everything[:5]) == max(everything)
 
 
+def test_a_search_cut_short_puts_simulated_plans_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipesim.plan.search.MOST_SIMULATIONS", 2)
+    short = search(asked(fixed={"tp": 8}))
+    assert [plan.prediction is not None for plan in short.plans[:3]] == [True, True, False]
+
+
 def test_what_is_given_is_held_fixed(run_cli: RunCli) -> None:
     flags = ["--tp", 2, "--pp-async-batch-depth", 1, "--kv-cache-dtype", "bf16", "--json", "--jobs", 1]
     plans = run_cli("plan", *FLAGS, *flags).json["plans"]

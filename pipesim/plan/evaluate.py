@@ -17,7 +17,7 @@ from pipesim.prediction import Prediction, Predictor, pricer_of
 from pipesim.units import PICOSECONDS_PER_SECOND
 from pipesim.workload import LIMITS, Workload
 
-POOL_FROM_PASSES = 200_000
+POOL_FROM_PASSES = 40_000
 """Passages to simulate from which worker processes are worth their start (half a second each)."""
 LARGEST_TASK = 4
 """Candidates that a worker takes at a time; they share prices."""

@@ -38,7 +38,7 @@ Show = Callable[[str], None]
 
 LEADERS = 12
 """Splits whose best candidate in closed form is simulated first, beside the best of each TP × PP × replicas."""
-MOST_LEADERS = 36
+MOST_LEADERS = 24
 PARETO_PLACES = 8
 
 
@@ -162,6 +162,18 @@ class _Front:
                 return
             self._simulate(workers, wanted, 1, seeds - 1)
 
+    def places(self) -> list[int]:
+        """Returns all candidates, best first.
+
+        Where the budget ended before the front was firm, the best simulated ones come before what is only hoped for.
+        """
+        ranked = sorted(range(len(self.candidates)), key=self.key)
+        if all(index in self.predictions for index in ranked[:FIRST_PLACES]):
+            return ranked
+        first = [index for index in ranked if index in self.predictions][:FIRST_PLACES]
+        kept = set(first)
+        return first + [index for index in ranked if index not in kept]
+
     def key(self, index: int) -> tuple[float, ...]:
         """Returns what candidates are sorted by; of equally good ones the one with the fewest flags comes first."""
         candidate = self.candidates[index]
@@ -280,7 +292,7 @@ def _slots(candidate: Candidate) -> tuple[int, int | None]:
 def _judge(front: _Front, rejections: tuple[Rejection, ...], load: Workload) -> PlanSearch:
     """Ranks what was found and says how sure the ranking is."""
     question = front.question
-    places = sorted(range(len(front.candidates)), key=front.key)
+    places = front.places()
     confidences = _confidences(front)
     simulated = [index for index in places if index in front.predictions]
     contenders = [_contender(front, index, confidences[index]) for index in simulated]
