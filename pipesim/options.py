@@ -101,10 +101,7 @@ CapDecodes = Annotated[
 EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
 Async = Annotated[
     bool | None,
-    typer.Option(
-        "--async-scheduling/--no-async-scheduling",
-        help="vLLM's scheduler runs ahead [default: as its version does].",
-    ),
+    typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead (by version)."),
 ]
 MixedChunk = Annotated[
     bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")

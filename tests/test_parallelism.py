@@ -462,7 +462,6 @@ def roomy(tmp_path: Path) -> Path:
         (("--engine", "vllm", "--tp", 8, "--dp-attention"), ("--dp-attention", "--engine"), "--data-parallel-size"),
         (("--tp", 8, "--ep", 4, "--enable-expert-parallel"), ("--ep", "--enable-expert-parallel"), "vLLM's flag"),
         (("--replicas", 0), ("--replicas",), "a whole number"),
-        (("--pp", 4, "--replicas", 2, "--concurrency", 1), ("--replicas",), "users"),
     ],
 )
 def test_flags_that_clash_are_named_with_what_the_engine_would_do(
