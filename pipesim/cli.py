@@ -56,7 +56,7 @@ DetailName = Annotated[
     Literal["pass", "stage", "op"], typer.Option("--detail", help="Grain of the events; same results.")
 ]
 Paths = Annotated[
-    list[Path] | None, typer.Argument(help="Files of measured runs [default: all that ship with pipesim].")
+    list[Path] | None, typer.Argument(help="Files of measured runs (default: all that ship with pipesim).")
 ]
 
 
@@ -68,7 +68,7 @@ TraceOut = Annotated[
     typer.Option("--trace-out", "--perfetto", help="Trace file to write, for Perfetto: one seed, kernel by kernel."),
 ]
 TraceWindow = Annotated[
-    str | None, typer.Option("--trace-window", help='Part of the run in the trace, such as "2s:2.5s" [default: all].')
+    str | None, typer.Option("--trace-window", help='Part of the run in the trace, such as "2s:2.5s" (default: all).')
 ]
 Launch = Annotated[bool, typer.Option("--launch", help="Show the command that starts such a server.")]
 RequestsFile = Annotated[

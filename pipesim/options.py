@@ -71,7 +71,7 @@ Concurrency = Annotated[
     typer.Option("--concurrency", "--max-concurrency", help="Users of the closed loop; open: most requests in server."),
 ]
 Rate = Annotated[float | None, typer.Option("--request-rate", help="Open loop: arrivals per second, or inf.")]
-NumPrompts = Annotated[int | None, typer.Option("--num-prompts", help="Requests in all [default: 4 per user].")]
+NumPrompts = Annotated[int | None, typer.Option("--num-prompts", help="Requests in all (default: 4 per user).")]
 InputLen = Annotated[int, typer.Option("--input-len", "--isl", "--random-input-len", help="Prompt tokens.")]
 OutputLen = Annotated[int, typer.Option("--output-len", "--osl", "--random-output-len", help="Generated tokens.")]
 RangeRatio = Annotated[float, typer.Option("--random-range-ratio", help="Lengths uniform in [L(1-r), L(1+r)].")]
@@ -93,7 +93,7 @@ MemFraction = Annotated[
     ),
 ]
 Utilization = Annotated[
-    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory [default: 0.9].")
+    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory (default: 0.9).")
 ]
 CapDecodes = Annotated[
     bool, typer.Option("--cap-decodes-per-step", help="vLLM's open proposal: even groups of --max-num-seqs / pp.")
@@ -123,10 +123,10 @@ Graph = Annotated[
 KvDtype = Annotated[KvCacheDtype, typer.Option("--kv-cache-dtype", help="Storage of the KV cache.")]
 PeerAccess = Annotated[
     bool | None,
-    typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host [default: as the box]."),
+    typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host (default: as the box)."),
 ]
 Placement = Annotated[
-    str | None, typer.Option("--placement", help='GPU of each rank, such as "0,2,1,3" [default: in order].')
+    str | None, typer.Option("--placement", help='GPU of each rank, such as "0,2,1,3" (default: in order).')
 ]
 AllReduce = Annotated[
     AllReduceChoice,

@@ -20,7 +20,7 @@ DEFAULT_BASE = "rtx-pro-6000-x8"
 File = Annotated[Path, typer.Argument(help="File to read.")]
 Files = Annotated[list[Path], typer.Argument(help="Files to read.")]
 Base = Annotated[str, typer.Option("--base", help="Hardware profile with the same GPUs; all that is not read is its.")]
-Name = Annotated[str | None, typer.Option("--name", help="Name of the new profile [default: the file's].")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the new profile (default: the file's).")]
 
 Document = dict[str, Any]
 
@@ -34,7 +34,7 @@ def import_topo(
         str | None, typer.Option("--section", help="Which matrix of a file with several: letter, place or title.")
     ] = None,
     uplink: Annotated[
-        str | None, typer.Option("--uplink", help="Bandwidth of a switch upwards [default: that of one GPU's link].")
+        str | None, typer.Option("--uplink", help="Bandwidth of a switch upwards (default: that of one GPU's link).")
     ] = None,
     output: Output = None,
     as_json: Json = False,

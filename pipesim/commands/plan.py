@@ -16,9 +16,9 @@ from pipesim.profiles.store import load_hardware, load_model
 
 Boxes = Annotated[
     list[str] | None,
-    typer.Option("--hardware", help=f"Hardware profiles, repeated or with commas [default: {DEFAULT_HARDWARE}]."),
+    typer.Option("--hardware", help=f"Hardware profiles, repeated or with commas (default: {DEFAULT_HARDWARE})."),
 ]
-Gpus = Annotated[int | None, typer.Option("--gpus", help="Most GPUs of a plan [default: all of the box].")]
+Gpus = Annotated[int | None, typer.Option("--gpus", help="Most GPUs of a plan (default: all of the box).")]
 MaxTtft = Annotated[str | None, typer.Option("--max-ttft", help='Longest time to first token, such as "2s".')]
 MaxTpot = Annotated[str | None, typer.Option("--max-tpot", help='Longest time per output token, such as "50ms".')]
 SloPercentile = Annotated[
@@ -36,7 +36,7 @@ BestPartition = Annotated[
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each of the five best plans.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes [default: one per core].")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes (default: one per core).")]
 
 
 @asks_openly

@@ -12,7 +12,7 @@ import typer
 from pipesim.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write [default: print].")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write (default: print).")]
 
 import_app = typer.Typer(
     help="Turn the files that people already have into profiles, measured runs and flags.", no_args_is_help=True

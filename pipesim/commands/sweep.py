@@ -47,7 +47,7 @@ SHOWN_EVERY_SECONDS = 0.2
 
 MethodName = Annotated[Method, typer.Option("--method", help="Closed form, or simulation of every point.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on after the rows that the file holds already.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes [default: one per core].")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes (default: one per core).")]
 ExecutorAddress = Annotated[
     str | None, typer.Option("--executor", help="Dask scheduler in place of processes: dask://HOST:PORT.")
 ]
