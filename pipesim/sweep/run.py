@@ -97,6 +97,12 @@ def run_sweep(
         _to_parquet(part, output)
 
 
+def sweep_rows(sweep: Sweep, jobs: int = 1) -> Iterator[Row]:
+    """Yields the rows of `sweep.header` in grid order, computed in so many processes."""
+    with _executor(jobs, None) as (executor, workers):
+        yield from _rows(sweep, 0, executor, workers)
+
+
 @dataclass(frozen=True)
 class _Source:
     executor: Executor | None
