@@ -238,7 +238,7 @@ class Predictor:
         before = workload.context_len + workload.cached_len
         attended = tokens * before + tokens * (workload.input_len - workload.cached_len + 1) // 2
         context = finished * before
-        absorbed = self.engine.absorbs_context and context > 0
+        absorbed = context > 0 and self.engine.absorbs_context(self.deployment)
         return PrefillChunk(tokens, finished, attended, finished, context, absorbed), launches
 
     def operations(self, batch: Batch) -> Iterator[PricedOp]:
