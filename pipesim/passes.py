@@ -5,7 +5,7 @@ Both runners take a `PassPricer` (or any function with its signature) and make n
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ class StagePrice:
     by_basis: dict[Basis, int]
     extrapolated: int = 0
     """Time of operations whose size lies outside the range of their evidence."""
+    by_bound: dict[tuple[Category, str], int] = field(default_factory=dict)
+    """The same time as `by_category`, by category and what binds the operation."""
 
     @cached_property
     def total(self) -> int:
@@ -122,6 +124,10 @@ class PassPricer:
             for _ in range(run.times):
                 yield from sections[run.section]
 
+    def cost(self, batch: Batch) -> CostModel:
+        """Returns the price list that holds for a batch: that of captured kernels, or of launched ones."""
+        return self._cost["graph" if batch.captured else "eager"]
+
     def _price(self, batch: Batch) -> PassPrice:
         program = lower(self.deployment, batch)
         sections = self._priced_sections(program, batch)
@@ -145,23 +151,27 @@ class PassPricer:
         )
 
     def _priced_sections(self, program: PassProgram, batch: Batch) -> dict[Section, list[PricedOp]]:
-        cost = self._cost["graph" if batch.captured else "eager"]
+        cost = self.cost(batch)
         return {section: [_priced(cost, op) for op in ops] for section, ops in program.operations.items()}
 
     def _stage_price(self, runs: list[tuple[list[PricedOp], int]], launch: int) -> StagePrice:
         """Adds up a stage. The host launches ahead of the GPU, so a stage lasts as long as the longer of the two."""
         by_category: Counter[Category] = Counter()
         by_basis: Counter[Basis] = Counter()
+        by_bound: Counter[tuple[Category, str]] = Counter()
         extrapolated = 0
         for ops, times in runs:
             for priced in ops:
-                by_category[priced.op.category] += priced.picoseconds * times
+                by_bound[priced.op.category, priced.bound] += priced.picoseconds * times
                 by_basis[priced.basis] += priced.picoseconds * times
                 extrapolated += priced.picoseconds * times if priced.extrapolated else 0
+        for (category, _), picoseconds in by_bound.items():
+            by_category[category] += picoseconds
         waiting = max(0, launch - by_category.total())
         by_category["host"] += waiting
+        by_bound["host", "host"] += waiting
         by_basis[self._cost["eager"].price(HostWork("launch")).basis] += waiting
-        return StagePrice(dict(by_category), dict(by_basis), extrapolated)
+        return StagePrice(dict(by_category), dict(by_basis), extrapolated, dict(by_bound))
 
     def _host(self, op: HostWork) -> int:
         return to_picoseconds(self._cost["graph"].price(op).seconds)
