@@ -9,7 +9,18 @@ import typer
 
 import pipesim.commands.import_model  # noqa: F401 - registers its command
 from pipesim import report
-from pipesim.commands.shared import Json, import_app, print_json, progress
+from pipesim.commands.forms import predict_forms, validate_forms
+from pipesim.commands.shared import (
+    PICTURES,
+    TABLES,
+    AnswerFile,
+    Json,
+    check_answer_file,
+    import_app,
+    print_json,
+    progress,
+    write_answer,
+)
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
 from pipesim.options import Question, asks
@@ -66,16 +77,19 @@ def predict_command(
     detail: DetailName = "pass",
     strict: Strict = False,
     requests: RequestsFile = None,
+    output: AnswerFile = None,
     as_json: Json = False,
 ) -> None:
     """Predict tok/s, latencies, bubbles and per-GPU load of one TP×PP split.
 
     Example: pipesim predict --tp 2 --pp 4 --concurrency 64
     """
+    check_answer_file(output, (*TABLES, *PICTURES))
     with RequestRecords(requests) if requests else nullcontext() as records:
         prediction = _predict(asked, seeds, seed, detail, as_json, records)
     if strict:
         _refuse_datasheet(prediction)
+    write_answer(output, predict_forms(prediction, seed))
     if as_json:
         print_json(report.predict_json(prediction))
     else:
@@ -111,14 +125,17 @@ def validate_command(
         int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")
     ] = VALIDATION_SEEDS,
     as_json: Json = False,
+    output: AnswerFile = None,
     output_format: Annotated[Literal["text", "markdown"], typer.Option("--format", help="Form of the table.")] = "text",
 ) -> None:
     """Compare predictions with measured runs; exit 1 when one is out of its tolerance."""
     from pipesim.runs import load_runs  # noqa: PLC0415 - only this command needs them
     from pipesim.validate import validate  # noqa: PLC0415
 
+    check_answer_file(output, (*TABLES, *PICTURES))
     files = load_runs(paths or [])
     validation = validate(files, seeds, progress(sum(len(file.run) for file in files)))
+    write_answer(output, validate_forms(validation))
     if as_json:
         print_json(report.validate_json(validation))
     else:

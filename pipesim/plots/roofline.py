@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from pipesim.deployment import Deployment
 from pipesim.ops import SideStream
 from pipesim.plots.labels import Label, place_labels
-from pipesim.plots.style import BOUND_COLOURS, INK, LINE, PAPER, axes_or_new, bound_handles, finish, styled
+from pipesim.plots.style import BOUND_COLOURS, INK, LINE, PAPER, axes_or_new, bound_handles, figure_of, finish, styled
 from pipesim.prediction import Predictor
 from pipesim.profiles.hardware import Gpu
 from pipesim.units import PICOSECONDS_PER_SECOND
@@ -79,10 +79,10 @@ def plot_roofline(deployment: Deployment, workload: Workload, ax: Axes | None = 
         colour = BOUND_COLOURS[point.bound]
         ax.scatter(point.intensity, point.flops_per_s, area, colour, edgecolors=PAPER, linewidths=0.7, zorder=3)
     _limits(ax, points, gpu, rates)
-    _roofs(ax, gpu, rates)
     ax.set_xlabel("arithmetic intensity [FLOP/B]")
     ax.set_ylabel("attained rate per GPU [TFLOP/s]")
     finish(ax, _finding(deployment, points), bound_handles(point.bound for point in points))
+    _roofs(ax, gpu, rates)
     labels = [Label(f"{_readable(p.name)} {p.share:.0%}", p.intensity, p.flops_per_s, p.share > 0.2) for p in points]
     place_labels(
         ax, [label for label, p in zip(labels, points, strict=True) if p.share >= 0.005], _on_roofs(ax, gpu, rates)
@@ -119,6 +119,7 @@ def _roofs(ax: Axes, gpu: Gpu, rates: list[str]) -> None:
         ax.plot([height / gpu.memory_bandwidth, right], [height, height], color=INK, linewidth=1.3, label="_roof")
         text = f"{rate.upper()} {height / 1e12:,.0f} TFLOP/s"
         ax.annotate(text, (right, height), (-2, 3), textcoords="offset points", ha="right", fontsize=8.5, color=INK)
+    figure_of(ax).draw_without_rendering()  # the slope of a text depends on the layout
     (x0, y0), (x1, y1) = ax.transData.transform([(left, left), (right, right)])
     at = ridge / 1.25
     ax.annotate(
