@@ -10,6 +10,7 @@ import typer
 import pipesim.commands.import_model  # noqa: F401 - registers its command
 from pipesim import report
 from pipesim.commands.forms import predict_forms, validate_forms
+from pipesim.commands.report import report_command
 from pipesim.commands.shared import (
     PICTURES,
     TABLES,
@@ -49,6 +50,7 @@ app = typer.Typer(
 profiles_app = typer.Typer(help="List, show and describe hardware and model profiles.", no_args_is_help=True)
 app.add_typer(profiles_app, name="profiles")
 app.add_typer(import_app, name="import")
+app.command("report")(report_command)
 
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]

@@ -151,11 +151,11 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
         *([] if prediction.workload.trace else [_over_seeds(prediction.over_seeds("output_tokens_per_s"))]),
         f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
-        f"{'':<13}{'':>9} step {_time(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
         "",
         *_latencies(prediction, confidence),
         "",
-        f"{'step time':<13}{_time(prediction.mean('step_time_s')):>9}   "
+        f"{'step time':<13}{time_text(prediction.mean('step_time_s')):>9}   "
         f"bubble {prediction.mean('bubble_fraction'):.1%}   micro-batches in flight "
         f"{prediction.mean('micro_batches_in_flight'):.2f}",
         "",
@@ -183,14 +183,15 @@ def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
     deployment, workload = prediction.deployment, prediction.workload
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
     plan = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
-    text = textwrap.wrap(f"load: {_arrivals(workload)} of {_lengths(workload)}", WIDTH, subsequent_indent="  ")
+    text = textwrap.wrap(f"load: {arrivals(workload)} of {lengths(workload)}", WIDTH, subsequent_indent="  ")
     if workload.warm_up:
         text.append(f"metrics from the end of the first {workload.warm_up:,} requests on, without these")
     assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
     return [plan, *text, *assumed]
 
 
-def _arrivals(workload: Workload) -> str:
+def arrivals(workload: Workload) -> str:
+    """Returns in words how requests come."""
     requests = f"{workload.num_prompts:,} requests"
     if workload.closed_loop:
         return f"{workload.concurrency} users, {requests}"
@@ -207,7 +208,8 @@ def _arrivals(workload: Workload) -> str:
     return f"{rate:g} req/s{burstiness}{limit}{until}, {requests}"
 
 
-def _lengths(workload: Workload) -> str:
+def lengths(workload: Workload) -> str:
+    """Returns in words how long requests are."""
     spread = f" ±{workload.random_range_ratio:.0%}" if workload.random_range_ratio else ""
     context = f", {workload.context_len:,} in context" if workload.context_len else ""
     mean = " on average" if workload.trace else ""
@@ -220,12 +222,12 @@ def _latencies(prediction: Prediction, confidence: Confidence) -> list[str]:
     lines = [f"{'':<13}{'mean':>9}{'p50':>11}{'p99':>11}    {LEVEL:.0%} interval of the mean"]
     for label, name in rows:
         low, high = confidence.interval(name)
-        lines.append(f"{label:<13}{_row(prediction.latency(name))}    {_time(low)} to {_time(high)}")
+        lines.append(f"{label:<13}{_row(prediction.latency(name))}    {time_text(low)} to {time_text(high)}")
     return lines
 
 
 def _row(latency: Latency) -> str:
-    return f"{_time(latency.mean):>9}{_time(latency.p50):>11}{_time(latency.p99):>11}"
+    return f"{time_text(latency.mean):>9}{time_text(latency.p50):>11}{time_text(latency.p99):>11}"
 
 
 def _gpu_table(prediction: Prediction) -> list[str]:
@@ -256,7 +258,8 @@ def _bar(share: float, width: int) -> str:
     return "█" * round(share * width)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Returns a time in six characters or so."""
     if seconds >= 10:
         return f"{seconds:.1f} s"
     if seconds >= 1:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from pipesim.plots.accuracy import metrics_of, plot_predicted_vs_measured
 from pipesim.plots.shares import MOST_GPU_ROWS, plot_breakdown, plot_gpu_load
-from pipesim.plots.style import BOUND_COLOURS, finish, new_figure, styled
+from pipesim.plots.style import BOUND_COLOURS, finish, new_figure, rendered, styled
 from pipesim.plots.timeline import plot_timeline
 from pipesim.prediction import Prediction
 from pipesim.sensitivity import LEVEL, Confidence
@@ -18,6 +18,16 @@ from pipesim.validate import Validation
 ROW = 0.27
 """Height of one GPU's bar [inches]."""
 COLUMNS = 2
+
+
+def predict_picture(prediction: Prediction, timeline: Timeline, form: str) -> bytes:
+    """Returns `predict_figure` as the bytes of a "png", "svg" or "pdf" file."""
+    return rendered(predict_figure(prediction, timeline), form)
+
+
+def validate_picture(validation: Validation, form: str) -> bytes:
+    """Returns `validate_figure` as the bytes of a "png", "svg" or "pdf" file."""
+    return rendered(validate_figure(validation), form)
 
 
 @styled

@@ -73,6 +73,8 @@ def plot_timeline(
             if span.end - span.start > CHARACTER * (len(span.label) + 0.4) * (window[1] - window[0]):
                 middle = (span.start + span.end) / 2 - window[0]
                 ax.text(middle / 1e9, stage, span.label, ha="center", va="center", fontsize=8, color=span.ink)
+    if stages == 1:
+        boxes.pop("bubble", None)  # a single stage is busy whenever something is in flight
     for bound in ("bubble", "host", "memory", "compute", "latency", "link"):
         if boxes[bound]:
             edge = {"edgecolor": PAPER, "linewidth": 0.4} if bound != "bubble" else {"edgecolor": "none"}
