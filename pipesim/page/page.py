@@ -44,6 +44,8 @@ def report_page(study: Study) -> str:
 def _content(study: Study) -> dict[str, Any]:
     chosen = study.chosen
     deployment, confidence = chosen.deployment, Confidence(chosen)
+    found = evidence(chosen)
+    sources = list(dict.fromkeys((item.source, item.basis, item.text) for item in found))
     basis = [f"{share:.0%} {name}" for name, share in chosen.basis.items() if share]
     return {
         "model": deployment.model.name,
@@ -60,7 +62,9 @@ def _content(study: Study) -> dict[str, Any]:
         "pictures": pictures(study),
         "launch": study.launch,
         "basis": ", ".join(basis),
-        "evidence": evidence(chosen),
+        "evidence": found,
+        "sources": sources,
+        "numbers": {name: number for number, (name, _, _) in enumerate(sources, start=1)},
         "notes": notes(chosen),
         "level": f"{LEVEL:.0%}",
         "seeds": len(chosen.runs),
@@ -93,7 +97,9 @@ def _key_figures(chosen: Prediction, confidence: Confidence) -> list[tuple[str, 
     figures = []
     for name, metric in (("Output", RATE), ("Per user", "output_tokens_per_s_per_request")):
         low, high = confidence.interval(metric)
-        figures.append((name, f"{chosen.mean(metric):,.1f} tok/s", f"{low:,.1f} to {high:,.1f}"))
+        figures.append(
+            (name, f"{_three_digits(chosen.mean(metric))} tok/s", " to ".join(map(_three_digits, (low, high))))
+        )
     for name, metric in (("TTFT, mean", "ttft_s"), ("TPOT, mean", "tpot_s")):
         low, high = confidence.interval(metric)
         figures.append((name, time_text(chosen.latency(metric).mean), f"{time_text(low)} to {time_text(high)}"))
@@ -103,6 +109,10 @@ def _key_figures(chosen: Prediction, confidence: Confidence) -> list[tuple[str, 
     figures.append(("Least free memory", f"{chosen.free_bytes(tightest) / GIB:,.1f} GiB", f"GPU {gpu}"))
     figures.append(("Bubbles", f"{chosen.mean('bubble_fraction'):.0%}", "of the GPUs' time"))
     return figures
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
 def _rivals(study: Study) -> str:
@@ -117,7 +127,8 @@ def _rivals(study: Study) -> str:
         return "No other split comes within its interval." if len(study.splits) > 1 else ""
     *most, last = near
     names = f"{', '.join(most)} and {last}" if most else last
-    return f"The interval of {names} overlaps with that of {study.chosen.deployment.plan}: a run on the box may differ."
+    overlap = f"intervals of {names} overlap" if most else f"interval of {names} overlaps"
+    return f"The {overlap} with this one: a run on the box may put another split first."
 
 
 def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:

@@ -48,12 +48,12 @@ def _of_all(study: Study) -> list[Picture]:
             Picture(
                 "Throughput and concurrency",
                 _drawn("concurrency", _concurrency_label(curves), 4.6, lambda ax: plot_concurrency(curves, ax)),
-                "One line per split. Bands are 80 % intervals: where two overlap, a run on the box may turn the order.",
+                "One line per split. Bands are 80% intervals: where two overlap, a run on the box may turn the order.",
             ),
             Picture(
                 "Output per GPU and speed for a user",
                 _drawn("pareto", _pareto_label(points), 5.0, lambda ax: plot_pareto(points, ax)),
-                "Every point is a split with a number of users. On the front, nothing else is better at both.",
+                "Every point is a split @ a number of users. On the front, nothing else is better at both.",
             ),
         ]
     splits = list(study.splits)
@@ -131,7 +131,7 @@ def pareto_points(study: Study) -> list[ParetoPoint]:
     """Returns every split with every number of users, those on the front marked."""
     points = [
         ParetoPoint(
-            f"{p.deployment.plan}, {p.workload.concurrency}",
+            f"{p.deployment.plan} @{p.workload.concurrency}",
             p.mean(RATE) / p.deployment.plan.gpus,
             p.mean("output_tokens_per_s_per_request"),
         )

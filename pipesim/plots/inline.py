@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from matplotlib.axes import Axes
 
-from pipesim.plots.style import BUBBLE, GRID, INK, LINE, PAPER, new_figure, rendered
+from pipesim.plots.style import BUBBLE, GRID, INK, LINE, PAPER, new_figure, rendered, styled
 
 SCHEME = {INK: "--ink", LINE: "--line", GRID: "--grid", BUBBLE: "--bubble", PAPER: "--card"}
 """Neutral colours of the pictures and the page's variables that stand for them."""
@@ -23,7 +23,7 @@ def inline_svg(name: str, label: str, height: float, draw: Callable[[Axes], obje
         width: of the picture [inches].
     """
     figure = new_figure(width, height)
-    draw(figure.subplots())
+    draw(styled(figure.subplots)())
     text = rendered(figure, "svg").decode()
     box = re.search(r'viewBox="[^"]+"', text)
     body = re.sub(r"<metadata>.*?</metadata>", "", text[text.index(">", text.index("<svg")) + 1 :], flags=re.DOTALL)
