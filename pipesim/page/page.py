@@ -43,7 +43,7 @@ def report_page(study: Study) -> str:
 
 def _content(study: Study) -> dict[str, Any]:
     chosen = study.chosen
-    deployment, confidence = chosen.deployment, Confidence(chosen)
+    deployment = chosen.deployment
     found = evidence(chosen)
     sources = list(dict.fromkeys((item.source, item.basis, item.text) for item in found))
     basis = [f"{share:.0%} {name}" for name, share in chosen.basis.items() if share]
@@ -54,10 +54,13 @@ def _content(study: Study) -> dict[str, Any]:
         "engine": deployment.engine.name,
         "question": dict(_question(study)),
         "answer": _answer(study),
-        "figures": _key_figures(chosen, confidence),
+        "figures": _key_figures(chosen, study.confidence),
         "limit": binding_limit(chosen),
         "rivals": _rivals(study),
-        "splits": [_row(prediction, prediction is chosen) for prediction in study.splits],
+        "splits": [
+            _row(prediction, interval, prediction is chosen)
+            for prediction, interval in zip(study.splits, study.intervals, strict=True)
+        ],
         "refused": [(str(plan), reason) for plan, reason in study.refused],
         "pictures": pictures(study),
         "launch": study.launch,
@@ -87,7 +90,7 @@ def _question(study: Study) -> Iterator[tuple[str, str]]:
 
 
 def _answer(study: Study) -> str:
-    low, high = Confidence(study.chosen).interval(RATE)
+    low, high = study.confidence.interval(RATE)
     rate = f"{study.chosen.mean(RATE):,.0f} tok/s ({low:,.0f} to {high:,.0f} with {LEVEL:.0%} confidence)"
     return f"{study.chosen.deployment.plan}: {rate}"
 
@@ -117,11 +120,11 @@ def _three_digits(value: float) -> str:
 
 def _rivals(study: Study) -> str:
     """Says which other splits may be as fast on the box itself."""
-    low, high = Confidence(study.chosen).interval(RATE)
+    own = study.confidence.interval(RATE)
     near = [
         str(other.deployment.plan)
-        for other in study.splits
-        if other is not study.chosen and _overlap((low, high), Confidence(other).interval(RATE))
+        for other, interval in zip(study.splits, study.intervals, strict=True)
+        if other is not study.chosen and _overlap(own, interval)
     ]
     if not near:
         return "No other split comes within its interval." if len(study.splits) > 1 else ""
@@ -135,16 +138,15 @@ def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]
 
 
-def _row(prediction: Prediction, chosen: bool) -> Row:
+def _row(prediction: Prediction, interval: tuple[float, float], chosen: bool) -> Row:
     plan = prediction.deployment.plan
-    low, high = Confidence(prediction).interval(RATE)
     largest = max(prediction.breakdown, key=lambda name: prediction.breakdown[name])
     return Row(
         plan=str(plan),
         chosen=chosen,
         gpus=plan.gpus,
         output=f"{prediction.mean(RATE):,.0f}",
-        interval=f"{low:,.0f} to {high:,.0f}",
+        interval=" to ".join(f"{limit:,.0f}" for limit in interval),
         per_user=f"{prediction.mean('output_tokens_per_s_per_request'):,.1f}",
         ttft=time_text(prediction.latency("ttft_s").mean),
         tpot=time_text(prediction.latency("tpot_s").mean),

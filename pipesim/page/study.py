@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
@@ -10,6 +11,7 @@ from pipesim.errors import InfeasibleDeployment, PipesimError
 from pipesim.prediction import Prediction, Predictor, deploy, fitting_plans
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.sensitivity import Confidence
 from pipesim.timeline import Timeline
 from pipesim.workload import LIMITS, Workload
 
@@ -41,6 +43,17 @@ class Study:
     """In words, what was not said and is assumed."""
     launch: str = ""
     """The command that starts the server, where it is known."""
+
+    @cached_property
+    def confidence(self) -> Confidence:
+        """How sure the answer is."""
+        return Confidence(self.chosen)
+
+    @cached_property
+    def intervals(self) -> tuple[tuple[float, float], ...]:
+        """80 % intervals of the splits' output [tok/s]."""
+        sure = (self.confidence if split is self.chosen else Confidence(split) for split in self.splits)
+        return tuple(confidence.interval("output_tokens_per_s") for confidence in sure)
 
 
 def study(  # noqa: PLR0913 - what a question consists of
