@@ -29,16 +29,16 @@ from pipesim.plots import (
     plot_roofline,
     plot_timeline,
 )
-from pipesim.plots.figures import predict_figure, validate_figure
+from pipesim.plots.figures import pareto_picture, predict_figure, validate_figure
 from pipesim.plots.roofline import roofline_points
-from pipesim.plots.style import BLACK, BOUND_COLOURS, PALETTE, figure_of, rendered
-from pipesim.plots.timeline import HEIGHT
+from pipesim.plots.style import BLACK, BOUND_COLOURS, PALETTE, figure_of
+from pipesim.plots.timeline import HEIGHT, typical_window
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.timeline import Timeline
 from pipesim.validate import Comparison, Validation
 from pipesim.workload import Workload
-from tests.conftest import predictor
+from tests.conftest import KIMI, predictor
 
 LOAD = Workload(concurrency=16, num_prompts=32, input_len=64, output_len=24, random_range_ratio=0.5)
 SPLITS = {"TP8": (8, 1), "TP2×PP4": (2, 4), "PP8": (1, 8)}
@@ -175,8 +175,8 @@ def test_a_picture_is_drawn_on_the_axes_given_and_settings_stay(name: str) -> No
 
 
 @pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_the_same_figure_gives_the_same_file(form: str, begins: bytes) -> None:
-    first, second = (rendered(figure_of(plot_gpu_load(EAGER[0])), form) for _ in range(2))
+def test_the_same_picture_gives_the_same_file(form: str, begins: bytes) -> None:
+    first, second = (pareto_picture(POINTS, form) for _ in range(2))
     assert first.startswith(begins)
     assert first == second
 
@@ -198,8 +198,18 @@ def test_bars_add_up_to_all_the_time() -> None:
         assert list(widths.values()) == pytest.approx([1.0] * len(widths), abs=1e-9)
 
 
-@pytest.mark.parametrize(("prediction", "timeline"), [*RUNS.values(), EAGER], ids=[*RUNS, "eager"])
-def test_what_binds_is_counted_once_and_all_of_it(prediction: Prediction, timeline: Timeline) -> None:
+def replicated() -> Prediction:
+    """Returns a prediction of two servers behind a balancer."""
+    plan = ParallelPlan(2, 1, replicas=2)
+    return Predictor(deploy(load_model("llama-3.1-8b"), load_hardware("l40s-x8"), plan, EngineSettings())).predict(
+        LOAD, 1
+    )
+
+
+@pytest.mark.parametrize(
+    "prediction", [*(run for run, _ in RUNS.values()), EAGER[0], replicated()], ids=[*RUNS, "eager", "replicas"]
+)
+def test_what_binds_is_counted_once_and_all_of_it(prediction: Prediction) -> None:
     by_category: dict[str, float] = defaultdict(float)
     for (category, _), share in prediction.bounds.items():
         by_category[category] += share
@@ -235,6 +245,23 @@ def test_a_timeline_shows_a_part_whose_stages_idle_like_the_whole() -> None:
     (grey,) = [c for c in ax.collections if to_hex(c.get_facecolor()[0]) == BOUND_COLOURS["bubble"]]
     assert len(grey.get_paths()) >= 8
     assert f"bubbles {prediction.mean('bubble_fraction'):.0%}" in ax.get_title(loc="left")
+
+
+def test_a_pipeline_of_very_many_stages_names_some_of_them() -> None:
+    load = replace(LOAD, concurrency=61, num_prompts=61, output_len=3)
+    asked = Predictor(deploy(KIMI, load_hardware("rtx-pro-6000-8x8"), ParallelPlan(1, 61), EngineSettings()))
+    for ax in (plot_gpu_load(asked.predict(load, 1)), plot_timeline(asked.simulate(load, 0), asked.deployment)):
+        figure_of(ax).draw_without_rendering()
+        assert 20 < len(ax.get_yticks()) < 61
+        assert overlapping(ax) == []
+
+
+def test_a_slow_start_and_a_drain_are_no_typical_window() -> None:
+    load = Workload(concurrency=64, num_prompts=64, input_len=2000, output_len=200)
+    timeline = predictor(1, 8).simulate(load, 0)
+    begin, end = typical_window(timeline)
+    assert timeline.first_token.max() <= begin
+    assert end <= timeline.last_token.min() + (end - begin)
 
 
 def test_the_fastest_split_is_named_where_it_changes() -> None:

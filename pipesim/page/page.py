@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipesim.evidence import evidence
-from pipesim.explain import NAMES, binding_limit, notes
+from pipesim.explain import binding_limit, notes
 from pipesim.page.pictures import RATE, pictures
 from pipesim.page.study import Study
+from pipesim.plots.shares import SHORT_NAMES
 from pipesim.prediction import GIB, Prediction
 from pipesim.report import arrivals, lengths, time_text
 from pipesim.sensitivity import LEVEL, Confidence
@@ -151,7 +152,7 @@ def _row(prediction: Prediction, interval: tuple[float, float], chosen: bool) ->
         ttft=time_text(prediction.latency("ttft_s").mean),
         tpot=time_text(prediction.latency("tpot_s").mean),
         bubbles=f"{prediction.mean('bubble_fraction'):.0%}",
-        largest=f"{NAMES[largest]} {prediction.breakdown[largest]:.0%}",
+        largest=f"{SHORT_NAMES[largest]} {prediction.breakdown[largest]:.0%}",
         kv_tokens=f"{prediction.kv_capacity_tokens:,}",
         free=f"{min(prediction.free_bytes(stage) for stage in range(plan.pp)) / GIB:,.1f}",
     )

@@ -129,6 +129,8 @@ def plot_pareto(points: Sequence[ParetoPoint], ax: Axes | None = None) -> Axes:
     ax.autoscale_view()
     ax.set_xlim(left=max(0.0, ax.get_xlim()[0]))
     ax.grid()
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     ax.set_xlabel("speed that a user feels [tok/s per user]")
     ax.set_ylabel("output per GPU [tok/s per GPU]")
     finish(ax, _front_finding(front), handles)

@@ -1,14 +1,16 @@
 """Whole figures for files: several pictures that answer one question."""
 
 import math
+from collections.abc import Sequence
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipesim.plots.accuracy import metrics_of, plot_predicted_vs_measured
+from pipesim.plots.comparison import ParetoPoint, plot_pareto
 from pipesim.plots.shares import MOST_GPU_ROWS, plot_breakdown, plot_gpu_load
-from pipesim.plots.style import BOUND_COLOURS, finish, new_figure, rendered, styled
+from pipesim.plots.style import BOUND_COLOURS, figure_of, finish, new_figure, rendered, styled
 from pipesim.plots.timeline import plot_timeline
 from pipesim.prediction import Prediction
 from pipesim.sensitivity import LEVEL, Confidence
@@ -30,6 +32,12 @@ def validate_picture(validation: Validation, form: str) -> bytes:
     return rendered(validate_figure(validation), form)
 
 
+def pareto_picture(points: Sequence[ParetoPoint], form: str) -> bytes:
+    """Returns `plot_pareto` as the bytes of a "png", "svg" or "pdf" file."""
+    ax = plot_pareto(points, styled(new_figure(8.6, 5.2).subplots)())
+    return rendered(figure_of(ax), form)
+
+
 @styled
 def predict_figure(prediction: Prediction, timeline: Timeline) -> Figure:
     """Returns stages over time, load per GPU and what takes the time, under one legend."""
@@ -43,7 +51,7 @@ def predict_figure(prediction: Prediction, timeline: Timeline) -> Figure:
     plot_breakdown([prediction], ax=axes[2])
     _share_legend(axes)
     deployment, users = prediction.deployment, prediction.workload.concurrency
-    load = f"{users:,} users" if prediction.workload.closed_loop else "open loop"
+    load = f"{users:,} user{'s' * (users > 1)}" if prediction.workload.closed_loop else "open loop"
     low, high = Confidence(prediction).interval("output_tokens_per_s")
     rate = (
         f"{prediction.mean('output_tokens_per_s'):,.0f} tok/s ({low:,.0f} to {high:,.0f} with {LEVEL:.0%} confidence)"

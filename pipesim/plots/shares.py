@@ -6,7 +6,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from pipesim.explain import NAMES
-from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, styled, text_colour
+from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, row_step, styled, text_colour
 from pipesim.prediction import Prediction
 
 MOST_GPU_ROWS = 16
@@ -47,9 +47,12 @@ def plot_gpu_load(prediction: Prediction, ax: Axes | None = None) -> Axes:
             ax.barh(row, share, 0.74, left, color=BOUND_COLOURS[bound], edgecolor=PAPER, linewidth=0.4)
             left += share
         busy = 1.0 - shares[stage]["bubble"] - shares[stage]["host"]
-        ax.text(1.01, row, f"{busy:.0%} busy", va="center", fontsize=8.5)
-    ax.set_yticks(range(len(rows)), [_row_name(prediction, gpus, stage) for gpus, stage in rows])
-    _share_axis(ax, len(rows), "share of the GPU's time [%]")
+        if row % row_step(len(rows)) == 0:
+            ax.text(1.01, row, f"{busy:.0%} busy", va="center", fontsize=8.5)
+    named = range(0, len(rows), row_step(len(rows)))
+    ax.set_yticks(named, [_row_name(prediction, *rows[row]) for row in named])
+    first = f"; the first of {plan.replicas} replicas" if plan.replicas > 1 else ""
+    _share_axis(ax, len(rows), f"share of the GPU's time [%]{first}")
     present = {bound for stage in shares for bound, share in stage.items() if share >= VISIBLE}
     finish(ax, _load_finding(prediction), bound_handles(present))
     return ax
@@ -91,13 +94,14 @@ def plot_breakdown(
     Colour is what binds; the work is written into the bar where there is room. Every bar adds up to 1.
     """
     ax = axes_or_new(ax, height=min(14.0, 1.5 + 0.5 * len(predictions)))
-    present = set()
+    present, works = set(), set()
     for row, prediction in enumerate(predictions):
         left = 0.0
         for (category, bound), share in _ordered(prediction):
             colour = BOUND_COLOURS[bound]
             if share >= VISIBLE:
                 present.add(bound)
+                works.add(category)
             ax.barh(row, share, 0.72, left, color=colour, edgecolor=PAPER, linewidth=0.6)
             if text := _label(SHORT_NAMES[category], share):
                 ax.text(left + share / 2, row, text, ha="center", va="center", fontsize=8, color=text_colour(colour))
@@ -106,8 +110,8 @@ def plot_breakdown(
         ax.text(1.01, row, f"{rate:,.0f} tok/s", va="center", fontsize=8.5)
     names = labels or [str(prediction.deployment.plan) for prediction in predictions]
     ax.set_yticks(range(len(predictions)), names)
-    order = "in a colour, from the left: experts, attention, dense; AllReduce, send"
-    _share_axis(ax, len(predictions), f"share of the GPUs' time [%]; {order}")
+    order = ", ".join(SHORT_NAMES[work] for work in SHORT_NAMES if work in works and work not in BOUND_COLOURS)
+    _share_axis(ax, len(predictions), f"share of the GPUs' time [%]; in a colour, from the left: {order}")
     finish(ax, _breakdown_finding(predictions, names), bound_handles(present))
     return ax
 
@@ -132,8 +136,8 @@ def _breakdown_finding(predictions: Sequence[Prediction], names: Sequence[str]) 
     best = rates.index(max(rates))
     shares = predictions[best].breakdown
     most = max(shares, key=lambda name: shares[name])
-    first = f"{names[best]} is fastest: " if len(predictions) > 1 else f"{names[best]}: "
-    return f"{first}{NAMES[most]} take{'s' * (not NAMES[most].endswith('s'))} {shares[most]:.0%} of its GPUs' time"
+    fastest = " is fastest" if len(predictions) > 1 else ""
+    return f"{names[best]}{fastest}: {shares[most]:.0%} of its GPUs' time goes to {NAMES[most]}"
 
 
 def _share_axis(ax: Axes, rows: int, label: str) -> None:

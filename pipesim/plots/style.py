@@ -48,6 +48,9 @@ PALETTE = frozenset({*SERIES_COLOURS, INK, LINE, GRID, BUBBLE, PAPER})
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
+MOST_ROW_NAMES = 48
+"""Rows of bars that are all named; of more, some."""
+
 STYLE = str(files("pipesim") / "pipesim.mplstyle")
 
 P = ParamSpec("P")
@@ -87,6 +90,11 @@ def finish(ax: Axes, title: str, handles: Sequence[Artist] = (), columns: int = 
         legend = ax.legend(handles=handles, loc="lower left", ncols=columns, handlelength=length)
         legend.set_bbox_to_anchor((0.0, 1.0, 0.0, 0.02), ax.transAxes)
     ax.set_title("\n".join(_wrapped(title, _title_width(ax))), loc="left", pad=7.0 + 16.0 * rows)
+
+
+def row_step(rows: int) -> int:
+    """Returns which of some rows are named, the first and every so-maniest, so that their names stay apart."""
+    return -(-rows // MOST_ROW_NAMES)
 
 
 def figure_of(ax: Axes) -> Figure:

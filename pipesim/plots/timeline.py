@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from pipesim.deployment import Deployment
 from pipesim.metrics import stage_loads
-from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, styled, text_colour
+from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, row_step, styled, text_colour
 from pipesim.timeline import Clock, Timeline
 from pipesim.units import PICOSECONDS_PER_SECOND
 
@@ -84,7 +84,8 @@ def plot_timeline(
             ax.add_collection(PolyCollection(corners, facecolor=BOUND_COLOURS[bound], **edge), autolim=False)
     ax.set_xlim(0.0, (window[1] - window[0]) / 1e9)
     ax.set_ylim(stages - 0.5, -0.5)
-    ax.set_yticks(range(stages), [_stage_name(stage, deployment) for stage in range(stages)])
+    ax.set_yticks(range(0, stages, row_step(stages)))
+    ax.set_yticklabels([_stage_name(stage, deployment) for stage in range(0, stages, row_step(stages))])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     begin = window[0] / PICOSECONDS_PER_SECOND
@@ -96,14 +97,16 @@ def plot_timeline(
 def typical_window(timeline: Timeline) -> tuple[int, int]:
     """Returns a window [ps] of a few decode steps in which stages idle as often as in the whole run.
 
-    It lies before the run drains: no later than the last request's sending, or the first one's end in a single wave.
+    It lies behind the first prefills, and before the run drains: no later than the last request's sending, or the first
+    one's end in a single wave.
     """
     begin, end = timeline.window
     cycle = int(np.median(timeline.cycle)) if timeline.cycle.size else end - begin
     length = min(max(1, STEPS * cycle), end - begin)
     whole = _idle_share(timeline, (begin, end))
-    drains = max(int(timeline.arrival.max()), int(timeline.last_token.min()), begin + length)
-    starts = np.linspace(begin, min(drains, end) - length, CANDIDATES).astype(np.int64).tolist()
+    latest = min(max(int(timeline.arrival.max()), int(timeline.last_token.min()), begin + length), end) - length
+    filled = begin + int((timeline.first_token - timeline.arrival).max())
+    starts = np.linspace(filled if filled < latest else begin, latest, CANDIDATES).astype(np.int64).tolist()
     best = min(starts, key=lambda start: abs(_idle_share(timeline, (start, start + length)) - whole))
     return best, best + length
 
@@ -197,5 +200,8 @@ def _finding(timeline: Timeline, deployment: Deployment | None) -> str:
             bounds[bound] += seconds
     most = max(bounds, key=lambda bound: bounds[bound])
     plan = f"{deployment.plan}: " if deployment else ""
-    idle = f", idle in bubbles {sum(load.bubble for load in loads) / total:.0%}" if len(loads) > 1 else ""
-    return f"{plan}{most}-bound {bounds[most] / total:.0%} of the time{idle}"
+    parts = [(bounds[most] / total, f"{most}-bound")]
+    if len(loads) > 1:
+        parts.append((sum(load.bubble for load in loads) / total, "idle in bubbles"))
+    (share, first), *rest = sorted(parts, reverse=True)
+    return f"{plan}{first} {share:.0%} of the time" + "".join(f", {what} {part:.0%}" for part, what in rest)
