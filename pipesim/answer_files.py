@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pipesim.explain import NAMES
 from pipesim.prediction import Prediction
-from pipesim.report import predict_json, validate_json
+from pipesim.report import explain_json, predict_json, validate_json
 from pipesim.sensitivity import LEVEL, Confidence
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
     from pipesim.validate import Validation
+    from pipesim.whatif import Explanation
 
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}
 
@@ -47,10 +48,33 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 def validate_csv(validation: "Validation") -> str:
     """Returns a row for every comparison, under the names of the JSON."""
-    rows = validate_json(validation)["runs"]
+    return _rows_csv(validate_json(validation)["runs"])
+
+
+def explain_csv(explanation: "Explanation") -> str:
+    """Returns a row for every change, under the names of the JSON."""
+    return _rows_csv(explain_json(explanation)["changes"])
+
+
+def _rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns objects of the same keys as CSV, their interval in two columns at the end."""
     names = [name for name in rows[0] if name != "interval"] if rows else []
     table = [[*(row[name] for name in names), *row["interval"]] for row in rows]
     return csv_text([*names, "interval_low", "interval_high"], table)
+
+
+def explain_markdown(explanation: "Explanation") -> str:
+    """Returns what each change would buy as a table in Markdown."""
+    rows = [
+        [
+            change.label,
+            f"{change.output_tokens_per_s:,.1f}",
+            f"{change.speedup:.2f}×",
+            f"{change.interval[0]:.2f} to {change.interval[1]:.2f}×",
+        ]
+        for change in explanation.changes
+    ]
+    return markdown_table(["change", "tok/s", "speed-up", f"{LEVEL:.0%} interval"], rows)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -9,7 +9,7 @@ import typer
 
 import pipesim.commands.import_model  # noqa: F401 - registers its command
 from pipesim import report
-from pipesim.commands.forms import predict_forms, validate_forms
+from pipesim.commands.forms import explain_forms, predict_forms, validate_forms
 from pipesim.commands.report import report_command
 from pipesim.commands.shared import (
     PICTURES,
@@ -105,6 +105,7 @@ def explain_command(
     elasticities: Annotated[
         bool, typer.Option("--elasticities", help="Show what each constant does to the answer.")
     ] = False,
+    output: AnswerFile = None,
     as_json: Json = False,
 ) -> None:
     """What would one change buy: each cost at zero, each switch flipped, sorted, with its interval.
@@ -113,7 +114,9 @@ def explain_command(
     """
     from pipesim.whatif import explain  # noqa: PLC0415 - only this command needs it
 
+    check_answer_file(output, (*TABLES, *PICTURES))
     explanation = explain(_predict(asked, DEFAULT_SEEDS, 0, "pass", as_json), progress())
+    write_answer(output, explain_forms(explanation))
     if as_json:
         print_json(report.explain_json(explanation))
     else:

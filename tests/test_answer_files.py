@@ -59,7 +59,19 @@ def test_a_validation_is_written_too_and_its_verdict_stays(run_cli: RunCli, tmp_
     assert (tmp_path / "v.png").read_bytes().startswith(BEGINS[".png"])
 
 
-@pytest.mark.parametrize("command", [ASKED, RUNS, ["report"]], ids=lambda command: command[0])
+def test_an_explanation_is_written_too(run_cli: RunCli, tmp_path: Path) -> None:
+    asked = ["explain", *ASKED[1:-2]]
+    answer = run_cli(*asked, "--json", "-o", tmp_path / "e.csv").json
+    with (tmp_path / "e.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["change"], float(row["speedup"])) for row in rows] == [
+        (change["change"], change["speedup"]) for change in answer["changes"]
+    ]
+    assert run_cli(*asked, "-o", tmp_path / "e.svg").code == 0
+    assert (tmp_path / "e.svg").read_bytes().startswith(BEGINS[".svg"])
+
+
+@pytest.mark.parametrize("command", [ASKED, RUNS, ["explain"], ["report"]], ids=lambda command: command[0])
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -22,6 +22,7 @@ from pipesim.plots import (
     ConcurrencyCurve,
     ParetoPoint,
     plot_breakdown,
+    plot_changes,
     plot_concurrency,
     plot_gpu_load,
     plot_pareto,
@@ -37,6 +38,7 @@ from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.timeline import Timeline
 from pipesim.validate import Comparison, Validation
+from pipesim.whatif import Change, Explanation
 from pipesim.workload import Workload
 from tests.conftest import KIMI, predictor
 
@@ -74,6 +76,17 @@ POINTS = [
     ParetoPoint("TP1×PP8, 64 users", 70.0, 8.8, feasible=False),
 ]
 
+EXPLANATION = Explanation(
+    EAGER[0],
+    (
+        Change("launching kernels from Python at no cost", "cost", 300.0, 1.5, (1.3, 1.8), "launch"),
+        Change("async depth 1, slot cap 11 (--pp-async-batch-depth 1)", "switch", 210.0, 1.05, (0.95, 1.15)),
+        Change("without peer access (--no-p2p)", "switch", 100.0, 0.5, (0.4, 0.6)),
+    ),
+    (),
+    (),
+)
+
 Draw = Callable[[Axes | None], Axes]
 PICTURES: dict[str, Draw] = {
     "timeline": lambda ax: plot_timeline(RUNS["TP2×PP4"][1], RUNS["TP2×PP4"][0].deployment, ax=ax),
@@ -83,6 +96,7 @@ PICTURES: dict[str, Draw] = {
     "concurrency": lambda ax: plot_concurrency(CURVES, ax),
     "pareto": lambda ax: plot_pareto(POINTS, ax),
     "predicted vs measured": lambda ax: plot_predicted_vs_measured(VALIDATION, ax=ax),
+    "changes": lambda ax: plot_changes(EXPLANATION, ax),
     "roofline": lambda ax: plot_roofline(RUNS["TP8"][0].deployment, LOAD, ax),
 }
 
@@ -299,6 +313,15 @@ def test_however_crowded_no_two_labels_overlap(crowd: list[tuple[float, float, b
     assert boxes
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
     pyplot.close(ax.figure)  # type: ignore[arg-type]
+
+
+def test_a_change_is_drawn_at_its_speed_up_over_its_interval() -> None:
+    ax = plot_changes(EXPLANATION)
+    points = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "None"]  # type: ignore[index]
+    bars = [tuple(bar.get_segments()[0][:, 0]) for bar in ax.collections]  # type: ignore[attr-defined]
+    assert points == [change.speedup for change in EXPLANATION.changes]
+    assert bars == [change.interval for change in EXPLANATION.changes]
+    assert "launching kernels" in ax.get_title(loc="left").replace("\n", " ")
 
 
 def test_roles_look_different_and_a_row_out_of_tolerance_is_ringed_and_named() -> None:

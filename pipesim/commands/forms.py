@@ -10,6 +10,7 @@ from pipesim.prediction import Prediction, Predictor
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
     from pipesim.validate import Validation
+    from pipesim.whatif import Explanation
 
 Forms = Mapping[str, Callable[[], str | bytes]]
 
@@ -43,5 +44,21 @@ def validate_forms(validation: "Validation") -> Forms:
         ".json": lambda: answer_files.json_text(report.validate_json(validation)),
         ".csv": lambda: answer_files.validate_csv(validation),
         ".md": lambda: report.validate_markdown(validation) + "\n",
+        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+    }
+
+
+def explain_forms(explanation: "Explanation") -> Forms:
+    """Returns what writes an explanation, by suffix."""
+
+    def picture(form: str) -> bytes:
+        from pipesim.plots.figures import changes_picture  # noqa: PLC0415 - matplotlib takes a second to load
+
+        return changes_picture(explanation, form)
+
+    return {
+        ".json": lambda: answer_files.json_text(report.explain_json(explanation)),
+        ".csv": lambda: answer_files.explain_csv(explanation),
+        ".md": lambda: answer_files.explain_markdown(explanation),
         **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
     }

@@ -4,6 +4,7 @@ Every function draws on the axes given, or on those of a new figure, and returns
 """
 
 from pipesim.plots.accuracy import plot_predicted_vs_measured
+from pipesim.plots.changes import plot_changes
 from pipesim.plots.comparison import ConcurrencyCurve, ParetoPoint, plot_concurrency, plot_pareto
 from pipesim.plots.roofline import plot_roofline
 from pipesim.plots.shares import plot_breakdown, plot_gpu_load
@@ -13,6 +14,7 @@ __all__ = [
     "ConcurrencyCurve",
     "ParetoPoint",
     "plot_breakdown",
+    "plot_changes",
     "plot_concurrency",
     "plot_gpu_load",
     "plot_pareto",

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipesim.plots.accuracy import metrics_of, plot_predicted_vs_measured
+from pipesim.plots.changes import plot_changes
 from pipesim.plots.comparison import ParetoPoint, plot_pareto
 from pipesim.plots.shares import MOST_GPU_ROWS, plot_breakdown, plot_gpu_load
 from pipesim.plots.style import BOUND_COLOURS, figure_of, finish, new_figure, rendered, styled
@@ -16,6 +17,7 @@ from pipesim.prediction import Prediction
 from pipesim.sensitivity import LEVEL, Confidence
 from pipesim.timeline import Timeline
 from pipesim.validate import Validation
+from pipesim.whatif import Explanation
 
 ROW = 0.27
 """Height of one GPU's bar [inches]."""
@@ -30,6 +32,12 @@ def predict_picture(prediction: Prediction, timeline: Timeline, form: str) -> by
 def validate_picture(validation: Validation, form: str) -> bytes:
     """Returns `validate_figure` as the bytes of a "png", "svg" or "pdf" file."""
     return rendered(validate_figure(validation), form)
+
+
+def changes_picture(explanation: Explanation, form: str) -> bytes:
+    """Returns `plot_changes` as the bytes of a "png", "svg" or "pdf" file."""
+    height = 1.5 + 0.4 * len(explanation.changes)
+    return rendered(figure_of(plot_changes(explanation, styled(new_figure(9.0, height).subplots)())), form)
 
 
 def pareto_picture(points: Sequence[ParetoPoint], form: str) -> bytes:

@@ -51,6 +51,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_ROW_NAMES = 48
 """Rows of bars that are all named; of more, some."""
 
+SHARE_OF_AXES = 0.84
+"""Of the width of a figure: what ticks and their labels usually leave."""
+
 STYLE = str(files("pipesim") / "pipesim.mplstyle")
 
 P = ParamSpec("P")
@@ -82,14 +85,17 @@ def text_colour(fill: str) -> str:
     return "#fffffe" if fill in {BLUE, BLACK} else INK if fill in {BUBBLE, PAPER} else BLACK
 
 
-def finish(ax: Axes, title: str, handles: Sequence[Artist] = (), columns: int = 6) -> None:
-    """Puts the finding above the axes, and between the two the legend, where it covers no data."""
+def finish(ax: Axes, title: str, handles: Sequence[Artist] = (), columns: int = 6, room: float = SHARE_OF_AXES) -> None:
+    """Puts the finding above the axes, and between the two the legend, where it covers no data.
+
+    `room` is the share of the axes' column of the figure that the names on its left leave.
+    """
     rows = -(-len(handles) // columns)
     if handles:
         length = 1.1 if all(isinstance(handle, Patch) for handle in handles) else 2.0
         legend = ax.legend(handles=handles, loc="lower left", ncols=columns, handlelength=length)
         legend.set_bbox_to_anchor((0.0, 1.0, 0.0, 0.02), ax.transAxes)
-    ax.set_title("\n".join(_wrapped(title, _title_width(ax))), loc="left", pad=7.0 + 16.0 * rows)
+    ax.set_title("\n".join(_wrapped(title, room * _column_width(ax))), loc="left", pad=7.0 + 16.0 * rows)
 
 
 def row_step(rows: int) -> int:
@@ -108,12 +114,12 @@ def unbroken(label: str) -> str:
     return label.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def _title_width(ax: Axes) -> float:
-    """Returns the room of a title [points]: its column of the figure, less what ticks and their labels take."""
+def _column_width(ax: Axes) -> float:
+    """Returns the width of an axes' column of the figure [points]."""
     grid = ax.get_subplotspec()
     columns = grid.get_gridspec().ncols if grid else 1
     width: float = figure_of(ax).get_figwidth() * 72.0 / columns
-    return 0.84 * width
+    return width
 
 
 def _wrapped(text: str, width: float) -> list[str]:
