@@ -14,8 +14,21 @@ import pipesim.commands.import_server_log
 import pipesim.commands.launch  # noqa: F401 - each registers its commands
 from pipesim import report
 from pipesim.asking import asks
+from pipesim.commands.forms import explain_forms, predict_forms, validate_forms
 from pipesim.commands.plan import plan_command
-from pipesim.commands.shared import Json, import_app, note, print_json, progress
+from pipesim.commands.report import report_command
+from pipesim.commands.shared import (
+    PICTURES,
+    TABLES,
+    AnswerFile,
+    Json,
+    check_answer_file,
+    import_app,
+    note,
+    print_json,
+    progress,
+    write_answer,
+)
 from pipesim.commands.sweep import sweep_command
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
@@ -49,6 +62,7 @@ app.add_typer(profiles_app, name="profiles")
 app.add_typer(import_app, name="import")
 app.command("plan")(plan_command)
 app.command("sweep")(sweep_command)
+app.command("report")(report_command)
 
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")]
@@ -88,6 +102,7 @@ def predict_command(  # noqa: PLR0913, PLR0917 - each option is a parameter
     launch: Launch = False,
     trace_out: TraceOut = None,
     trace_window: TraceWindow = None,
+    output: AnswerFile = None,
     as_json: Json = False,
 ) -> None:
     """Predict tok/s, latencies, bubbles and per-GPU load of one TP×PP split.
@@ -97,6 +112,7 @@ def predict_command(  # noqa: PLR0913, PLR0917 - each option is a parameter
     if trace_window is not None and trace_out is None:
         raise UsageError("--trace-window", trace_window, "it beside --trace-out only")
     window = parse_window(trace_window)
+    check_answer_file(output, (*TABLES, *PICTURES))
     with RequestRecords(requests) if requests else nullcontext() as records:
         prediction = _predict(asked, seeds, seed, detail, as_json, records)
     if strict:
@@ -104,6 +120,7 @@ def predict_command(  # noqa: PLR0913, PLR0917 - each option is a parameter
     if trace_out is not None:
         events = export_trace(Predictor(prediction.deployment), asked.workload, seed, trace_out, window)
         note(f"wrote {trace_out}: {events:,} events of seed {seed}, to be opened at https://ui.perfetto.dev")
+    write_answer(output, predict_forms(prediction, seed))
     if as_json:
         print_json(report.predict_json(prediction) | (launch_json(prediction.deployment) if launch else {}))
         return
@@ -119,6 +136,7 @@ def explain_command(
     elasticities: Annotated[
         bool, typer.Option("--elasticities", help="Show what each constant does to the answer.")
     ] = False,
+    output: AnswerFile = None,
     as_json: Json = False,
 ) -> None:
     """What would one change buy: each cost at zero, each switch flipped, sorted, with its interval.
@@ -127,7 +145,9 @@ def explain_command(
     """
     from pipesim.whatif import explain  # noqa: PLC0415 - only this command needs it
 
+    check_answer_file(output, (*TABLES, *PICTURES))
     explanation = explain(_predict(asked, DEFAULT_SEEDS, 0, "pass", as_json), progress())
+    write_answer(output, explain_forms(explanation))
     if as_json:
         print_json(report.explain_json(explanation))
     else:
@@ -141,14 +161,17 @@ def validate_command(
         int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds.")
     ] = VALIDATION_SEEDS,
     as_json: Json = False,
+    output: AnswerFile = None,
     output_format: Annotated[Literal["text", "markdown"], typer.Option("--format", help="Form of the table.")] = "text",
 ) -> None:
     """Compare predictions with measured runs; exit 1 when one is out of its tolerance."""
     from pipesim.runs import load_runs  # noqa: PLC0415 - only this command needs them
     from pipesim.validate import validate  # noqa: PLC0415
 
+    check_answer_file(output, (*TABLES, *PICTURES))
     files = load_runs(paths or [])
     validation = validate(files, seeds, progress(sum(len(file.run) for file in files)))
+    write_answer(output, validate_forms(validation))
     if as_json:
         print_json(report.validate_json(validation))
     else:

@@ -5,8 +5,9 @@ two are "busy"), bubble (idle while a micro-batch is somewhere else in the pipel
 waiting for kernel launches within a pass). The four add up to the window exactly.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ class StageLoad:
     """Kernels, collectives and exposed transfers [s]; without host."""
     bubble: float
     host: float
+    by_bound: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """The same seconds as `by_category`, by category and what binds."""
 
     @property
     def busy(self) -> float:
@@ -127,6 +130,10 @@ def _mean_loads(servers: list[tuple[StageLoad, ...]]) -> tuple[StageLoad, ...]:
             },
             bubble=fmean(load.bubble for load in loads),
             host=fmean(load.host for load in loads),
+            by_bound={
+                kind: fmean(load.by_bound.get(kind, 0.0) for load in loads)
+                for kind in sorted({kind for load in loads for kind in load.by_bound})
+            },
         )
         for loads in zip(*servers, strict=True)
     )
@@ -195,9 +202,26 @@ def stage_loads(timeline: Timeline, window: tuple[int, int] | None = None) -> tu
                 by_category={name: value / PICOSECONDS_PER_SECOND for name, value in seconds.items()},
                 bubble=bubble / PICOSECONDS_PER_SECOND,
                 host=host / PICOSECONDS_PER_SECOND,
+                by_bound=_by_bound(timeline, stage, begin, held / full if full else 0.0, float(transfer.sum())),
             )
         )
     return tuple(loads)
+
+
+def _by_bound(timeline: Timeline, stage: int, begin: int, held: float, transfer: float) -> dict[tuple[str, str], float]:
+    """Returns the busy seconds of a stage by category and bound; `held` is the share of them within the window."""
+    paid = np.bincount(timeline.price_index[timeline.ends[stage] > begin], minlength=len(timeline.prices)).tolist()
+    total: Counter[tuple[str, str]] = Counter()
+    for price, times in zip(timeline.prices, paid, strict=True):
+        if times:
+            for kind, picoseconds in price.stages[stage].by_bound.items():
+                total[kind] += picoseconds * times
+    total.pop(("host", "host"), None)
+    seconds = {kind: picoseconds * held / PICOSECONDS_PER_SECOND for kind, picoseconds in sorted(total.items())}
+    if transfer:
+        sent = ("send_recv", "link")
+        seconds[sent] = seconds.get(sent, 0.0) + transfer / PICOSECONDS_PER_SECOND
+    return seconds
 
 
 class _InFlight:

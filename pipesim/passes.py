@@ -5,7 +5,7 @@ Both runners take a `PassPricer` (or any function with its signature) and make n
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ class StagePrice:
     by_basis: dict[Basis, int]
     extrapolated: int = 0
     """Time of operations whose size lies outside the range of their evidence."""
+    by_bound: dict[tuple[Category, str], int] = field(default_factory=dict)
+    """The same time as `by_category`, by category and what binds the operation."""
 
     @cached_property
     def total(self) -> int:
@@ -72,6 +74,14 @@ class PassPrice:
 
 
 PriceBatch = Callable[[Batch], PassPrice]
+
+
+class _SectionTotal(NamedTuple):
+    """What one run of a section of the model takes [ps]."""
+
+    by_bound: dict[tuple[Category, str], int]
+    by_basis: dict[Basis, int]
+    extrapolated: int
 
 
 class PassPricer:
@@ -139,9 +149,14 @@ class PassPricer:
             for _ in range(run.times):
                 yield from sections[run.section]
 
+    def cost(self, batch: Batch) -> CostModel:
+        """Returns the price list that holds for a batch: that of captured kernels, or of launched ones."""
+        return self._cost["graph" if batch.captured else "eager"]
+
     def _price(self, batch: Batch) -> PassPrice:
         program = lower(self.deployment, batch)
         sections = self._priced_sections(program, batch)
+        totals = {section: _total(ops) for section, ops in sections.items()}
         launches = [
             0 if batch.captured else sum(run.times * sum(p.op.launches for p in sections[run.section]) for run in runs)
             for runs in program.stages
@@ -154,7 +169,7 @@ class PassPricer:
         held += hosts[-1] if held and batch.captured else 0  # launched one by one, kernels begin with the first
         return PassPrice(
             stages=tuple(
-                self._stage_price([(sections[run.section], run.times) for run in runs], host)
+                self._stage_price([(totals[run.section], run.times) for run in runs], host)
                 for runs, host in zip(program.stages, hosts, strict=True)
             ),
             hops=tuple(max(to_picoseconds(cost.price(send).seconds) for send in sends) for sends in program.sends),
@@ -166,23 +181,27 @@ class PassPricer:
         )
 
     def _priced_sections(self, program: PassProgram, batch: Batch) -> dict[Section, list[PricedOp]]:
-        cost = self._cost["graph" if batch.captured else "eager"]
+        cost = self.cost(batch)
         return {section: [_priced(cost, op) for op in ops] for section, ops in program.operations.items()}
 
-    def _stage_price(self, runs: list[tuple[list[PricedOp], int]], launch: int) -> StagePrice:
+    def _stage_price(self, runs: list[tuple[_SectionTotal, int]], launch: int) -> StagePrice:
         """Adds up a stage. The host launches ahead of the GPU, so a stage lasts as long as the longer of the two."""
         by_category: Counter[Category] = Counter()
         by_basis: Counter[Basis] = Counter()
+        by_bound: Counter[tuple[Category, str]] = Counter()
         extrapolated = 0
-        for ops, times in runs:
-            for priced in ops:
-                by_category[priced.op.category] += priced.picoseconds * times
-                by_basis[priced.basis] += priced.picoseconds * times
-                extrapolated += priced.picoseconds * times if priced.extrapolated else 0
+        for total, times in runs:
+            extrapolated += total.extrapolated * times
+            for basis, picoseconds in total.by_basis.items():
+                by_basis[basis] += picoseconds * times
+            for kind, picoseconds in total.by_bound.items():
+                by_bound[kind] += picoseconds * times
+                by_category[kind[0]] += picoseconds * times
         waiting = max(0, launch - by_category.total())
         by_category["host"] += waiting
+        by_bound["host", "host"] += waiting
         by_basis[self._cost["eager"].price(HostWork("launch")).basis] += waiting
-        return StagePrice(dict(by_category), dict(by_basis), extrapolated)
+        return StagePrice(dict(by_category), dict(by_basis), extrapolated, dict(by_bound))
 
     def _host(self, op: HostWork) -> int:
         return to_picoseconds(self._cost["graph"].price(op).seconds)
@@ -191,3 +210,15 @@ class PassPricer:
 def _priced(cost: CostModel, op: StageOp) -> PricedOp:
     price = cost.price(op)
     return PricedOp(op, to_picoseconds(price.seconds), price.bound, price.basis, price.extrapolated)
+
+
+def _total(ops: list[PricedOp]) -> _SectionTotal:
+    by_bound: dict[tuple[Category, str], int] = {}
+    by_basis: dict[Basis, int] = {}
+    extrapolated = 0
+    for op, picoseconds, bound, basis, beyond in ops:
+        kind = op.category, bound
+        by_bound[kind] = by_bound.get(kind, 0) + picoseconds
+        by_basis[basis] = by_basis.get(basis, 0) + picoseconds
+        extrapolated += picoseconds if beyond else 0
+    return _SectionTotal(by_bound, by_basis, extrapolated)

@@ -68,6 +68,15 @@ class Prediction:
         return shares
 
     @cached_property
+    def bounds(self) -> dict[tuple[str, str], float]:
+        """Shares of GPU-seconds over the window by category and what binds; host and bubble as in `breakdown`."""
+        loads = [load for run in self.runs for load in run.stages]
+        total = sum(load.window for load in loads)
+        kinds = sorted({kind for load in loads for kind in load.by_bound})
+        shares = {kind: sum(load.by_bound.get(kind, 0.0) for load in loads) / total for kind in kinds}
+        return shares | {(name, name): self.breakdown[name] for name in ("host", "bubble")}
+
+    @cached_property
     def basis(self) -> dict[str, float]:
         """Shares of priced seconds by what they rest on; they sum to 1."""
         total = sum(seconds for run in self.runs for seconds in run.basis_s.values())
@@ -238,7 +247,7 @@ class Predictor:
         before = workload.context_len + workload.cached_len
         attended = tokens * before + tokens * (workload.input_len - workload.cached_len + 1) // 2
         context = finished * before
-        absorbed = self.engine.absorbs_context and context > 0
+        absorbed = context > 0 and self.engine.absorbs_context(self.deployment)
         return PrefillChunk(tokens, finished, attended, finished, context, absorbed), launches
 
     def operations(self, batch: Batch) -> Iterator[PricedOp]:

@@ -9,7 +9,7 @@ from pipesim.runs import predict_run
 from pipesim.sensitivity import Confidence
 
 SEEDS = 20
-ENOUGH_REQUESTS = 2048
+ENOUGH_REQUESTS = 1280
 """Requests, over all seeds, beyond which another seed tells nothing new of a mean."""
 
 
@@ -81,7 +81,7 @@ class Validation:
 def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str], None] = lambda _: None) -> Validation:
     """Returns the comparison of every measured figure with its prediction, the mean over at most `seeds` seeds.
 
-    Of a run with many requests fewer seeds are drawn, at least two.
+    Of a run with many requests fewer seeds are drawn.
     """
     rows: list[Comparison] = []
     assumptions = []
@@ -91,7 +91,7 @@ def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str]
         for run in file.run:
             progress(run.id)
             requests = run.workload.num_prompts or run.workload.waves * run.workload.concurrency
-            rows += compare(run, min(seeds, max(2, ENOUGH_REQUESTS // requests)))
+            rows += compare(run, min(seeds, max(1, ENOUGH_REQUESTS // requests)))
     return Validation(tuple(rows), tuple(assumptions))
 
 

@@ -11,6 +11,7 @@ from pipesim.asking import asks_openly
 from pipesim.commands.shared import Json, print_json, progress
 from pipesim.deployment import SERVERS, EngineName
 from pipesim.errors import UsageError
+from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
 from pipesim.plan.question import Job, Objective, Percentile, PlanQuestion, RankBy
 from pipesim.profiles.hardware import HardwareProfile
@@ -82,10 +83,14 @@ def plan_command(  # noqa: PLR0913 - one for each option
     )
     job = batch_job(total_tokens, num_requests, gpu_watts)
     found = search(question, jobs or os.cpu_count() or 1, progress())
+    winner = found.plans[0].deployment if found.plans else None
+    started = winner if winner is not None and winner.engine.name in SERVERS else None
     if as_json:
-        print_json(plan_json(found, job))
+        print_json(plan_json(found, job) | (launch_json(started) if started else {}))
     else:
         print(plan_text(found, job, asked.defaults))
+        if started:
+            print("", "start number 1 with", launch_text(started), sep="\n")
     if found.best is None:
         raise typer.Exit(1)
 

@@ -1,9 +1,10 @@
 """What every command shares: how an answer is printed, a file written, and progress shown."""
 
+import contextlib
 import json
+import os
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,11 @@ import typer
 from pipesim.errors import UsageError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+TABLES, PICTURES = (".json", ".csv", ".md"), (".png", ".svg", ".pdf")
+AnswerFile = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", help=f"Also write the answer to a file: {' '.join((*TABLES, *PICTURES))}."),
+]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write (default: print).")]
 
 import_app = typer.Typer(
@@ -29,18 +35,49 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file in one go: whoever looks sees the old one or the new one, never a half.
 
     Raises:
         UsageError: when it cannot be written.
     """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            file.write(text)
-        Path(file.name).replace(path)
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        draft.replace(path)
     except OSError as error:
         raise UsageError("--output", str(path), f"a file that can be written ({error.strerror})") from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def check_answer_file(path: Path | None, forms: Collection[str]) -> None:
+    """Refuses a file for the answer before the work is done: of no known form, or where none can be written.
+
+    Raises:
+        UsageError: for such a file; it names the forms.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in forms:
+        *most, last = forms
+        raise UsageError("--output", str(path), f"a file that ends in {', '.join(most)} or {last}")
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        reason = "it is a folder" if path.is_dir() else f"{folder} is no folder that can be written in"
+        raise UsageError("--output", str(path), f"a file that can be written ({reason})")
+
+
+def write_answer(path: Path | None, forms: Mapping[str, Callable[[], str | bytes]]) -> None:
+    """Writes the answer to a file in the form of its suffix, if a file is asked for.
+
+    Raises:
+        UsageError: when it cannot be written.
+    """
+    if path is not None:
+        write_whole(path, forms[path.suffix.lower()]())
+        note(f"wrote {path}")
 
 
 def emit_document(

@@ -68,6 +68,54 @@ class CostModel:
         factor = self.scale.get(op.constant, 1.0) * self.scale.get(op.category, 1.0)
         return price._replace(seconds=price.seconds * factor)
 
+    def work(self, op: Op) -> Work:
+        """Returns the arithmetic and the traffic that an operation is priced by; none where its work does not matter.
+
+        Raises:
+            MissingEvidence: when the hardware profile has no constants for the kernel.
+        """
+        match op:
+            case Compute():
+                return op.work
+            case Experts():
+                flops, size = expert_work(op, self._efficiency(op.kernel).weight_reread)
+                return Work(flops, size + activation_bytes(op))
+            case LatentDecode():
+                efficiency = self._efficiency("mla_decode")
+                work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
+                return Work(work.flops, work.bytes + partial_result_bytes(op, efficiency))
+            case SideStream():
+                works = [kernel.work for kernel in op.kernels]
+                return Work(sum(work.flops for work in works), sum(work.bytes for work in works))
+            case _:
+                return Work(0.0, 0.0)
+
+    def source(self, op: Op) -> str:
+        """Returns which of the box's `sources` the price of an operation rests on.
+
+        Raises:
+            MissingEvidence: when the hardware profile has no constants for the kernel.
+        """
+        match op:
+            case Compute() | Experts():
+                return self._efficiency(op.kernel).source
+            case SideStream():
+                return self._efficiency(op.kernels[0].kernel).source
+            case LatentDecode():
+                return self._efficiency("mla_decode").source
+            case Collective():
+                curve = find_curve(self.hardware, op, self.launch, self.all_reduce)
+                return curve.source if curve else self.hardware.peer_links.source
+            case SendRecv():
+                network = self.hardware.network if op.across_nodes else None
+                return (network or self.hardware.peer_links).source
+            case SmallKernels() | HostWork():
+                return self.hardware.host.source
+
+    def rate(self, kernel: str) -> str:
+        """Returns the number format that a class of kernels computes in: a key of the GPU's `tensor_rate`."""
+        return self._efficiency(kernel).rate
+
     def _price(self, op: Op) -> Cost:
         match op:
             case Compute():

@@ -42,11 +42,10 @@ def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -
 class RebatchPolicy(PromptQueue):
     """The schedulers of all stages, and the KV cache that they share."""
 
-    absorbs_context = sglang.SglangPolicy.absorbs_context
-
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         self._rows = sglang.max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), self._rows, kv_capacity, deployment.engine)
+        self.absorbs_context = sglang.absorbs_context(deployment)
         self._budget = sglang.prefill_budget(deployment)
         self._captured = sglang.captured_batches(deployment)
         self._gained = deployment.engine.tokens_per_step
@@ -180,7 +179,7 @@ ENGINE = Engine(
     prefill_budget=sglang.prefill_budget,
     decode_batch=sglang.ENGINE.decode_batch,
     slots_are_flags=False,
-    absorbs_context=RebatchPolicy.absorbs_context,
+    absorbs_context=sglang.absorbs_context,
     last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )

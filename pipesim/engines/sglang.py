@@ -175,17 +175,26 @@ def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -
     return min(slots, -(-in_server // requests)), requests
 
 
+def absorbs_context(deployment: Deployment) -> bool:
+    """Returns whether a prompt with tokens in the KV cache attends to the MLA latent itself.
+
+    The Triton backend does (models/deepseek_common/attention_backend_handler.py `handle_attention_triton`), which is
+    the default but on Hopper (fa3) and data centre Blackwell (flashinfer): arg_groups/model_override_base.py
+    `get_default_attn_backend`. These expand keys and values of a long prefix chunk by chunk.
+    """
+    return deployment.hardware.gpu.architecture not in {"sm_90", "sm_100"}
+
+
 class SglangPolicy(SlotScheduler):
     """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk.
 
     A prompt's tokens go alone, or with mixed chunks together with the slot's decode requests.
     """
 
-    absorbs_context = True  # attention_backend_handler.py `handle_attention_triton`
-
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         rows = max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
+        self.absorbs_context = absorbs_context(deployment)
         self._cap = micro_batch_cap(deployment, kv_capacity)
         self._new_token_ratio = FIRST_NEW_TOKEN_RATIO
         self._prefill_budget = prefill_budget(deployment)
@@ -278,7 +287,7 @@ ENGINE = Engine(
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
     slots_are_flags=True,
-    absorbs_context=SglangPolicy.absorbs_context,
+    absorbs_context=absorbs_context,
     last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )

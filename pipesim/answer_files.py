@@ -1,0 +1,110 @@
+"""Answers as files for other programs: CSV and Markdown beside the JSON of `report`."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipesim.explain import NAMES
+from pipesim.prediction import Prediction
+from pipesim.report import explain_json, predict_json, validate_json
+from pipesim.sensitivity import LEVEL, Confidence
+
+if TYPE_CHECKING:  # a prediction does without the modules of other commands
+    from pipesim.validate import Validation
+    from pipesim.whatif import Explanation
+
+LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Returns a document as `--json` prints it."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def predict_csv(prediction: Prediction) -> str:
+    """Returns one row under its header: every single number and name of the JSON, nested keys joined by dots.
+
+    Intervals end in `.low` and `.high`. GPUs and notes, of which there are several, are in the JSON alone.
+    """
+    document = {key: value for key, value in predict_json(prediction).items() if key not in {"gpus", "notes"}}
+    flat = dict(_flat("", document))
+    return csv_text(list(flat), [list(flat.values())])
+
+
+def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _flat(f"{key}.{name}" if key else name, part)
+    elif isinstance(value, list):
+        if key.startswith("interval."):
+            yield from zip((f"{key}.low", f"{key}.high"), value, strict=True)
+        else:
+            yield key, ",".join(map(str, value))
+    else:
+        yield key, value
+
+
+def validate_csv(validation: "Validation") -> str:
+    """Returns a row for every comparison, under the names of the JSON."""
+    return _rows_csv(validate_json(validation)["runs"])
+
+
+def explain_csv(explanation: "Explanation") -> str:
+    """Returns a row for every change, under the names of the JSON."""
+    return _rows_csv(explain_json(explanation)["changes"])
+
+
+def _rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns objects of the same keys as CSV, their interval in two columns at the end."""
+    names = [name for name in rows[0] if name != "interval"] if rows else []
+    table = [[*(row[name] for name in names), *row["interval"]] for row in rows]
+    return csv_text([*names, "interval_low", "interval_high"], table)
+
+
+def explain_markdown(explanation: "Explanation") -> str:
+    """Returns what each change would buy as a table in Markdown."""
+    rows = [
+        [
+            change.label,
+            f"{change.output_tokens_per_s:,.1f}",
+            f"{change.speedup:.2f}×",
+            f"{change.interval[0]:.2f} to {change.interval[1]:.2f}×",
+        ]
+        for change in explanation.changes
+    ]
+    return markdown_table(["change", "tok/s", "speed-up", f"{LEVEL:.0%} interval"], rows)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Returns a table as CSV: RFC 4180, but lines end in a line feed."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table in Markdown: the first column to the left, the others to the right."""
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n" for cells in lines)
+
+
+def predict_markdown(prediction: Prediction) -> str:
+    """Returns a prediction as two tables in Markdown: its numbers with their intervals, and where the time goes."""
+    deployment, confidence = prediction.deployment, Confidence(prediction)
+    low, high = confidence.interval("output_tokens_per_s")
+    rows = [["output", f"{prediction.mean('output_tokens_per_s'):,.1f} tok/s", f"{low:,.1f} to {high:,.1f} tok/s"]]
+    for metric, name in LATENCIES.items():
+        low, high = (1e3 * value for value in confidence.interval(metric))
+        rows.append([name, f"{1e3 * prediction.latency(metric).mean:,.1f} ms", f"{low:,.1f} to {high:,.1f} ms"])
+    shares = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
+    return "\n".join(
+        [
+            f"### {deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}\n",
+            markdown_table(["", "mean", f"{LEVEL:.0%} interval"], rows),
+            markdown_table(["GPU time", "share"], [[NAMES[name], f"{share:.1%}"] for name, share in shares if share]),
+        ]
+    )

@@ -1,0 +1,64 @@
+"""The forms in which `-o FILE` writes an answer, by the suffix of the file."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pipesim import answer_files, report
+from pipesim.commands.shared import PICTURES
+from pipesim.prediction import Prediction, Predictor
+
+if TYPE_CHECKING:  # a prediction does without the modules of other commands
+    from pipesim.validate import Validation
+    from pipesim.whatif import Explanation
+
+Forms = Mapping[str, Callable[[], str | bytes]]
+
+
+def predict_forms(prediction: Prediction, seed: int) -> Forms:
+    """Returns what writes a prediction, by suffix; its picture shows the run of one seed."""
+
+    def picture(form: str) -> bytes:
+        from pipesim.plots.figures import predict_picture  # noqa: PLC0415 - matplotlib takes a second to load
+
+        timeline = Predictor(prediction.deployment).simulate(prediction.workload, seed)
+        return predict_picture(prediction, timeline, form)
+
+    return {
+        ".json": lambda: answer_files.json_text(report.predict_json(prediction)),
+        ".csv": lambda: answer_files.predict_csv(prediction),
+        ".md": lambda: answer_files.predict_markdown(prediction),
+        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+    }
+
+
+def validate_forms(validation: "Validation") -> Forms:
+    """Returns what writes a validation, by suffix."""
+
+    def picture(form: str) -> bytes:
+        from pipesim.plots.figures import validate_picture  # noqa: PLC0415 - matplotlib takes a second to load
+
+        return validate_picture(validation, form)
+
+    return {
+        ".json": lambda: answer_files.json_text(report.validate_json(validation)),
+        ".csv": lambda: answer_files.validate_csv(validation),
+        ".md": lambda: report.validate_markdown(validation) + "\n",
+        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+    }
+
+
+def explain_forms(explanation: "Explanation") -> Forms:
+    """Returns what writes an explanation, by suffix."""
+
+    def picture(form: str) -> bytes:
+        from pipesim.plots.figures import changes_picture  # noqa: PLC0415 - matplotlib takes a second to load
+
+        return changes_picture(explanation, form)
+
+    return {
+        ".json": lambda: answer_files.json_text(report.explain_json(explanation)),
+        ".csv": lambda: answer_files.explain_csv(explanation),
+        ".md": lambda: answer_files.explain_markdown(explanation),
+        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+    }
