@@ -40,3 +40,25 @@ __all__ = [
     "sweep",
     "validate",
 ]
+
+_HOMES = {
+    "HardwareProfile": "pipesim.profiles.hardware",
+    "ModelProfile": "pipesim.profiles.model",
+    **dict.fromkeys(("Calibration", "Explanation", "Plans", "Prediction", "Sweep", "Validation"), "pipesim.results"),
+    **dict.fromkeys(
+        ("InfeasibleDeployment", "MissingEvidence", "PipesimError", "ProfileError", "UsageError"), "pipesim.errors"
+    ),
+}
+"""Where a name lives, if not in `pipesim.api`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(_HOMES.get(name, "pipesim.api")), name)
+    globals()[name] = found  # next time it is found without this function
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

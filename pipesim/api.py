@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipesim import runs as measured_runs
-from pipesim import validate as validation
-from pipesim import whatif
+from pipesim import validation, whatif
 from pipesim.asking import SEARCHED, Grid, ask_openly
 from pipesim.axes import Method
 from pipesim.calibration.apply import calibrate as calibrate_profile
@@ -19,15 +18,15 @@ from pipesim.deployment import EngineName
 from pipesim.errors import ProfileError, UsageError
 from pipesim.keywords import axis_of, checked, context_of, documented, named, options
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL, Question, question
-from pipesim.plan.question import Percentile, RankBy
-from pipesim.plan.search import search
+from pipesim.planning.question import Percentile, RankBy
+from pipesim.planning.search import search
 from pipesim.prediction import Predictor, deploy
 from pipesim.profiles import store
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.results import Calibration, Explanation, Plans, Prediction, Sweep, Validation, shown, sweep_result
 from pipesim.simulation import Detail
-from pipesim.sweep.run import sweep_rows
+from pipesim.sweeping.run import sweep_rows
 
 DEFAULT_SEEDS = 3
 

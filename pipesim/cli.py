@@ -31,7 +31,6 @@ from pipesim.commands.shared import (
 )
 from pipesim.commands.sweep import sweep_command
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
-from pipesim.explain import datasheet_constants
 from pipesim.export import export_trace, parse_window
 from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import Question
@@ -46,6 +45,7 @@ from pipesim.profiles.store import (
     load_hardware,
     load_model,
 )
+from pipesim.reasons import datasheet_constants
 from pipesim.records import RequestRecords
 from pipesim.simulation import Detail
 
@@ -166,7 +166,7 @@ def validate_command(
 ) -> None:
     """Compare predictions with measured runs; exit 1 when one is out of its tolerance."""
     from pipesim.runs import load_runs  # noqa: PLC0415 - only this command needs them
-    from pipesim.validate import validate  # noqa: PLC0415
+    from pipesim.validation import validate  # noqa: PLC0415
 
     check_answer_file(output, (*TABLES, *PICTURES))
     files = load_runs(paths or [])

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from pipesim.explain import NAMES, binding_limit, notes
+from pipesim.reasons import NAMES, binding_limit, notes
 from pipesim.report import arrivals, lengths, time_text
 from pipesim.sensitivity import LEVEL, Confidence
 
 if TYPE_CHECKING:  # a prediction does without the modules of other answers
-    from pipesim.plan.search import PlanSearch
+    from pipesim.planning.search import PlanSearch
     from pipesim.prediction import Prediction
-    from pipesim.validate import Validation
+    from pipesim.validation import Validation
     from pipesim.whatif import Explanation
 
 BAR = 40
@@ -41,7 +41,9 @@ def prediction_html(prediction: "Prediction", assumed: Sequence[str]) -> str:
     """Returns the figures of a prediction with their intervals, and a bar of where the GPUs' time goes."""
     deployment, confidence = prediction.deployment, Confidence(prediction)
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
-    heading = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
+    heading = (
+        f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
+    )
     load = f"{arrivals(prediction.workload)} of {lengths(prediction.workload)}"
     low, high = confidence.interval("output_tokens_per_s")
     rate = prediction.mean("output_tokens_per_s")
@@ -74,8 +76,7 @@ def explanation_html(explanation: "Explanation") -> str:
     """Returns what each change would buy."""
     prediction = explanation.prediction
     rows = [
-        [change.label, f"{change.output_tokens_per_s:,.1f}", f"{change.speedup:.2f}×"]
-        + [f"{change.interval[0]:.2f} to {change.interval[1]:.2f}×"]
+        (change.label, f"{change.output_tokens_per_s:,.1f}", f"{change.speedup:.2f}×", _span(*change.interval, "×"))
         for change in explanation.changes
     ]
     now = f"now {prediction.mean('output_tokens_per_s'):,.1f} tok/s"
@@ -83,13 +84,18 @@ def explanation_html(explanation: "Explanation") -> str:
     return paragraphs([now]) + table(header, rows) + paragraphs(explanation.words)
 
 
+def _span(low: float, high: float, unit: str) -> str:
+    return f"{low:.2f} to {high:.2f}{unit}"
+
+
 def validation_html(validation: "Validation") -> str:
     """Returns predictions beside measured figures."""
-    rows = [
-        [row.id, row.metric, row.role, f"{row.measured:,.4g}", f"{row.predicted:,.4g}", f"{row.relative_error:+.1%}"]
-        + [f"{row.tolerance:.0%}", "ok" if row.ok else "out"]
-        for row in validation.rows
-    ]
+    rows = []
+    for row in validation.rows:
+        measured, predicted = f"{row.measured:,.4g}", f"{row.predicted:,.4g}"
+        error, tolerance = f"{row.relative_error:+.1%}", f"{row.tolerance:.0%}"
+        verdict = "ok" if row.ok else "out"
+        rows.append((row.id, row.metric, row.role, measured, predicted, error, tolerance, verdict))
     header = ["run", "metric", "role", "measured", "predicted", "error", "tolerance", ""]
     worst = validation.worst
     words = [f"assumed: {text}" for text in validation.assumptions]
@@ -105,13 +111,14 @@ def validation_html(validation: "Validation") -> str:
 def plans_html(found: "PlanSearch", settings: Sequence[str], intervals: Sequence[tuple[float, float]]) -> str:
     """Returns the first plans, each with its flags beyond the engine's defaults and the interval of its rate."""
     percentile = found.question.objective.percentile
-    rows = [
-        [str(plan.rank), f"{plan.deployment.plan} {flags}".strip(), plan.deployment.hardware.name]
-        + [plan.deployment.engine.name, f"{plan.figures.output_tokens_per_s:,.0f}", f"{low:,.0f} to {high:,.0f}"]
-        + [f"{plan.per_request:,.1f}", time_text(plan.figures.ttft_s), time_text(plan.figures.tpot_s)]
-        + ["yes" if plan.meets_slo else "no", f"{plan.odds.best:.0%}"]
-        for plan, flags, (low, high) in zip(found.plans[:MOST_PLANS], settings, intervals, strict=False)
-    ]
+    rows = []
+    for plan, flags, (low, high) in zip(found.plans[:MOST_PLANS], settings, intervals, strict=False):
+        deployment, figures = plan.deployment, plan.figures
+        name = f"{deployment.plan} {flags}".strip()
+        rates = (f"{figures.output_tokens_per_s:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{plan.per_request:,.1f}")
+        times = (time_text(figures.ttft_s), time_text(figures.tpot_s))
+        chances = ("yes" if plan.meets_slo else "no", f"{plan.odds.best:.0%}")
+        rows.append((str(plan.rank), name, deployment.hardware.name, deployment.engine.name, *rates, *times, *chances))
     header = ["", "plan", "hardware", "engine", "tok/s", f"{LEVEL:.0%} interval", "per user"]
     header += [f"{percentile} TTFT", f"{percentile} TPOT", "keeps limits", "chance of best"]
     count = f"{found.considered:,} configurations considered, {found.simulated} simulated, "

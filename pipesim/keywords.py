@@ -21,6 +21,7 @@ from pipesim.options import question
 TEXT_LISTS = {*LISTS, "speculative_acceptance"}
 """Options whose text is a list of numbers; in Python a list is as good."""
 PROFILES = ("model", "hardware")
+"""Options that every function has as parameters of its own."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Flags = Mapping[str, Any]
@@ -47,7 +48,8 @@ def options() -> dict[str, Option]:
         if name != "context":
             kind, option = get_args(hints[name])
             flags = [str(part).partition("/")[0] for part in (option.default, *option.param_decls)]
-            words = tuple(dict.fromkeys([name, *(flag.removeprefix("--").replace("-", "_") for flag in flags)]))
+            spellings = () if name in PROFILES else (flag.removeprefix("--").replace("-", "_") for flag in flags)
+            words = tuple(dict.fromkeys([name, *spellings]))
             found[name] = Option(name, kind, parameter.default, flags[0], words, option.help)
     return found
 
@@ -61,15 +63,21 @@ def documented(lists: bool = False) -> Callable[[Function], Function]:
         shared = [option for option in options().values() if option.name not in names]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
-            inspect.Parameter(o.name, keyword, default=o.default, annotation=o.kind | Sequence[Any] if lists else o.kind)
+            inspect.Parameter(
+                o.name, keyword, default=o.default, annotation=o.kind | Sequence[Any] if lists else o.kind
+            )
             for o in shared
         ]
         function.__signature__ = inspect.Signature([*own, *parameters])  # type: ignore[attr-defined]
-        lines = "".join(f"    {o.name}: {o.help} Default: {o.default!r}.\n" for o in shared)
+        lines = "".join(f"    {o.name}: {o.help}{_default(o)}\n" for o in shared)
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nFlags, as on the command line:\n{lines}"
         return function
 
     return decorate
+
+
+def _default(option: Option) -> str:
+    return "" if option.default is None else f" Default: {option.default!r}."
 
 
 def checked(flags: Flags) -> dict[str, Any]:

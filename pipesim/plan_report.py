@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.explain import binding_limit
-from pipesim.plan.question import SECONDS_PER_HOUR, Job
-from pipesim.plan.search import Plan, PlanSearch
-from pipesim.plan.space import Rejection, smallest_box
+from pipesim.planning.question import SECONDS_PER_HOUR, Job
+from pipesim.planning.search import Plan, PlanSearch
+from pipesim.planning.space import Rejection, smallest_box
+from pipesim.reasons import binding_limit
 from pipesim.report import (
     WIDTH,
     arrivals,

@@ -6,23 +6,24 @@ units are those of the JSON that the command line prints.
 
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from pipesim import html, prediction, report, validate, whatif
+from pipesim import html, prediction, report, validation, whatif
 from pipesim.calibration.apply import Calibration as Calibrated
-from pipesim.explain import binding_limit, notes
-from pipesim.plan.question import Job
-from pipesim.plan.search import PlanSearch
+from pipesim.metrics import Latency
 from pipesim.plan_report import interval, plan_json, setting_flags
+from pipesim.planning.question import Job
+from pipesim.planning.search import PlanSearch
 from pipesim.prediction import Predictor
+from pipesim.reasons import binding_limit, notes
 from pipesim.sensitivity import Confidence
-from pipesim.sweep.rows import METRICS
+from pipesim.sweeping.rows import METRICS
 from pipesim.timeline import Timeline
 
 SHOWN_ROWS = 20
-LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+LATENCY = set(Latency._fields)
 
 Answer = TypeVar("Answer")
 Records = list[NamedTuple]
@@ -37,8 +38,13 @@ def records(name: str, rows: Sequence[Mapping[str, Any]]) -> Records:
     """Returns rows of equal keys as NamedTuples; an interval becomes two columns, a list a text."""
     flat = [dict(_flat(row)) for row in rows]
     columns = list(dict.fromkeys(key for row in flat for key in row))
-    record: Any = namedtuple(name, columns)  # noqa: PYI024 - the columns are known only now
+    record = _record(name, columns)
     return [record(*(row.get(column) for column in columns)) for row in flat]
+
+
+def _record(name: str, columns: Sequence[str]) -> Any:
+    """Returns a class of NamedTuples whose columns are known only now."""
+    return namedtuple(name, columns)  # type: ignore[misc]
 
 
 def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -50,11 +56,16 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                     stem = f"{metric}_" if metric else ""
                     yield from zip((f"{stem}low", f"{stem}high"), ends, strict=True)
         elif isinstance(value, Mapping):
-            yield from value.items()
+            yield from _latency(key, value) if set(value) == LATENCY else _flat(value)
         elif isinstance(value, list | tuple):
             yield key, ",".join(map(str, value))
         else:
             yield key, value
+
+
+def _latency(key: str, value: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Yields mean and percentiles under the names that they have in a sweep."""
+    return ((f"{key.removesuffix('_s')}_{kind}_s", seconds) for kind, seconds in value.items())
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,18 +117,12 @@ class Prediction(prediction.Prediction):
 
     def to_records(self) -> Records:
         """Returns one record: deployment, load, the metrics under the names of a sweep, and shares of GPU time."""
-        latencies = {
-            f"{name[:-2]}_{kind}_s": value
-            for name in LATENCIES
-            for kind, value in self.latency(name)._asdict().items()
-        }
-        rates = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
-        further = ("step_time_s", "bubble_fraction", "micro_batches_in_flight")
         row = report.deployment_json(self.deployment) | report.workload_json(self.workload)
-        row |= {"kv_capacity_tokens": self.kv_capacity_tokens, "gpus": self.deployment.plan.gpus}
-        row |= {name: self.mean(name) for name in rates} | latencies | {name: self.mean(name) for name in further}
+        row |= {"gpus": self.deployment.plan.gpus, "kv_capacity_tokens": self.kv_capacity_tokens}
+        row |= report.metrics_json(self)
         row |= {f"{name}_fraction": share for name, share in self.breakdown.items() if name != "bubble"}
-        return records("PredictionRecord", [row | {"interval": self.interval("output_tokens_per_s")}])
+        interval = {"output_tokens_per_s": self.interval("output_tokens_per_s")}
+        return records("PredictionRecord", [row | {"interval": interval}])
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,7 +146,7 @@ class Explanation(whatif.Explanation):
 
 
 @dataclass(frozen=True, repr=False)
-class Validation(validate.Validation):
+class Validation(validation.Validation):
     """Predictions beside measured figures."""
 
     def __repr__(self) -> str:
@@ -164,7 +169,7 @@ class Validation(validate.Validation):
 class Plans(PlanSearch):
     """Every plan that was considered, best first."""
 
-    job: Job = Job()
+    job: Job = field(default_factory=Job)
     """The batch job whose cost and energy were asked for."""
 
     def __repr__(self) -> str:
@@ -221,9 +226,9 @@ class Sweep(Sequence[Any]):
         return self.rows[index]
 
     @property
-    def best(self) -> NamedTuple | None:
+    def best(self) -> Any:
         """The row with the most output tokens per second, None where nothing can run."""
-        return max(filter(_runs, self.rows), key=lambda row: getattr(row, "output_tokens_per_s"), default=None)  # noqa: B009
+        return max(filter(_runs, self.rows), key=_rate, default=None)
 
     def to_records(self) -> Records:
         """Returns the rows; one that cannot run has its reason, and None for the figures."""
@@ -233,13 +238,17 @@ class Sweep(Sequence[Any]):
 def sweep_result(columns: tuple[str, ...], axes: Mapping[str, Sequence[Any]], rows: Sequence[Sequence[Any]]) -> Sweep:
     """Returns the rows of a sweep (see `sweep.run.Sweep.header`) without the digest of the grid, as a `Sweep`."""
     names = (*columns, "method", *METRICS)
-    record: Any = namedtuple("SweepRecord", names)  # noqa: PYI024 - the columns are known only now
+    record = _record("SweepRecord", names)
     several = tuple(name for name, values in axes.items() if len(values) > 1)
     return Sweep(names, several, [record(*row[1:]) for row in rows])
 
 
 def _runs(row: Any) -> bool:
     return bool(row.feasible)
+
+
+def _rate(row: Any) -> float:
+    return float(row.output_tokens_per_s)
 
 
 def _cell(value: Any) -> str:

@@ -13,7 +13,7 @@ from pipesim.deployment import SERVERS, EngineName
 from pipesim.errors import UsageError
 from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
-from pipesim.plan.question import Job, Objective, Percentile, PlanQuestion, RankBy
+from pipesim.planning.question import Job, Objective, Percentile, PlanQuestion, RankBy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.store import load_hardware, load_model
@@ -68,8 +68,8 @@ def plan_command(  # noqa: PLR0913 - one for each option
 
     Example: pipesim plan --gpus 8 --concurrency 64 --max-tpot 80ms
     """
-    from pipesim.plan.search import search  # noqa: PLC0415 - only this command needs them
     from pipesim.plan_report import plan_json, plan_text  # noqa: PLC0415
+    from pipesim.planning.search import search  # noqa: PLC0415 - only this command needs them
 
     names = list(dict.fromkeys(name for given in hardware or [DEFAULT_HARDWARE] for name in given.split(",") if name))
     boxes = tuple(load_hardware(name) for name in names)

@@ -16,8 +16,8 @@ from pipesim.errors import ProfileError, UsageError
 from pipesim.profiles.store import load_hardware, load_model
 
 if TYPE_CHECKING:  # start-up does without the modules of one command
-    from pipesim.sweep.rows import Point
-    from pipesim.sweep.run import Sweep
+    from pipesim.sweeping.rows import Point
+    from pipesim.sweeping.run import Sweep
 
 COLUMNS = (
     "model",
@@ -72,7 +72,7 @@ def sweep_command(
 
     Example: pipesim sweep --tp 1,2,4,8 --pp 1,2,4,8 --concurrency 1:128 -o grid.csv
     """
-    from pipesim.sweep.run import run_sweep  # noqa: PLC0415 - only this command needs it
+    from pipesim.sweeping.run import run_sweep  # noqa: PLC0415 - only this command needs it
 
     if resume and output is None:
         raise UsageError("--resume", "no --output", "--output with the file to go on with")
@@ -94,7 +94,7 @@ def sweep_of(
     Raises:
         UsageError: when the grid has too many points.
     """
-    from pipesim.sweep.run import Sweep  # noqa: PLC0415 - only a sweep needs it
+    from pipesim.sweeping.run import Sweep  # noqa: PLC0415 - only a sweep needs it
 
     columns = (*COLUMNS, *(name for name in grid.axes if name not in COLUMNS))
 
@@ -117,7 +117,7 @@ def _point(
     grid: Grid, chosen: dict[str, Any], columns: tuple[str, ...], models: Mapping[str, Any], boxes: Mapping[str, Any]
 ) -> "Point":
     """Returns one point; one that is no question (TP 0, say) says so in its row."""
-    from pipesim.sweep.rows import Point  # noqa: PLC0415 - only this command needs it
+    from pipesim.sweeping.rows import Point  # noqa: PLC0415 - only this command needs it
 
     model, hardware = models[chosen["model"]], boxes[chosen["hardware"]]
     key = tuple(chosen[name] for name in columns)

@@ -36,7 +36,7 @@ def with_link(box: Box, bandwidth: str | None, latency: str | None) -> Box:
     )
     return scaled.model_copy(
         update={
-            "name": f"{box.name}-with-{said.replace(" and ", "-").replace(" ", "")}",
+            "name": f"{box.name}-with-{said.replace(' and ', '-').replace(' ', '')}",
             "description": f"{box.description}; what if its links were {said}",
             "peer_links": links,
             "collectives": tuple(_started(curve, longer) for curve in scaled.collectives),
@@ -56,7 +56,5 @@ def _ratio(name: str, given: str | None, unit: str, now: float) -> float:
 
 def _started(curve: CollectiveCurve, longer: float) -> CollectiveCurve:
     """Returns a curve whose lines start `longer` times as late, and whose source is the what-if."""
-    lines = tuple(
-        Line.model_construct(latency=line.latency * longer, bandwidth=line.bandwidth) for line in curve.lines
-    )
+    lines = tuple(Line.model_construct(latency=line.latency * longer, bandwidth=line.bandwidth) for line in curve.lines)
     return curve.model_copy(update={"lines": lines, "source": WHAT_IF})

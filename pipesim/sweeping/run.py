@@ -18,7 +18,7 @@ from typing import Any
 
 from pipesim.axes import Method
 from pipesim.errors import UsageError
-from pipesim.sweep.rows import METRICS, Point, rows_of
+from pipesim.sweeping.rows import METRICS, Point, rows_of
 
 CLOSED_FORM_CHUNK, SIMULATION_CHUNK = 128, 4
 """Points of one task: enough to share prices, few enough that rows keep coming."""
