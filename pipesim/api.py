@@ -60,10 +60,11 @@ def load(name: Name) -> ModelProfile | HardwareProfile:
         ProfileError: when there is neither, or when its file is wrong.
     """
     text = fspath(name)
-    if text in store.available("model") or text.endswith(".json") or (Path(text) / "config.json").is_file():
+    if text.endswith(".json") or (Path(text) / "config.json").is_file():
         return store.load_model(text)
-    if text.endswith(".toml") and Path(text).is_file():
-        is_box = {"gpu", "gpus", "extends", "borrows"} & set(store.read_toml(Path(text)))
+    path = store.available("model").get(text, Path(text))
+    if path.suffix == ".toml" and path.is_file():  # a folder of $PIPESIM_PROFILES may hold models and boxes
+        is_box = {"gpu", "gpus", "extends", "borrows"} & set(store.read_toml(path))
         return store.load_hardware(text) if is_box else store.load_model(text)
     try:
         return store.load_hardware(text)
@@ -194,7 +195,7 @@ def plan(
     Args:
         model: as for `predict`.
         hardware: as for `predict`, or several boxes to choose from.
-        engine: "sglang", "vllm", "rebatch", or "any" for the better of the engines that exist.
+        engine: as for `predict`, or "any" for the better of the engines that exist.
         gpus: most GPUs of a plan; None for all of the box.
         max_ttft: longest time to first token, such as "2 s".
         max_tpot: longest time per output token, such as "50 ms".

@@ -23,7 +23,8 @@ from pipesim.sweeping.rows import METRICS
 from pipesim.timeline import Timeline
 
 SHOWN_ROWS = 20
-LATENCY = set(Latency._fields)
+UNNAMED = {"deployment", "metrics", "settings"}
+"""Parts of the JSON whose names need no other before them in a table."""
 
 Answer = TypeVar("Answer")
 Records = list[NamedTuple]
@@ -56,16 +57,20 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                     stem = f"{metric}_" if metric else ""
                     yield from zip((f"{stem}low", f"{stem}high"), ends, strict=True)
         elif isinstance(value, Mapping):
-            yield from _latency(key, value) if set(value) == LATENCY else _flat(value)
+            yield from _nested(key, value)
         elif isinstance(value, list | tuple):
             yield key, ",".join(map(str, value))
         else:
             yield key, value
 
 
-def _latency(key: str, value: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """Yields mean and percentiles under the names that they have in a sweep."""
-    return ((f"{key.removesuffix('_s')}_{kind}_s", seconds) for kind, seconds in value.items())
+def _nested(key: str, value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the columns of a part of a row; those of a latency have the names that they have in a sweep."""
+    if set(value) == set(Latency._fields):
+        yield from ((f"{key.removesuffix('_s')}_{kind}_s", seconds) for kind, seconds in value.items())
+        return
+    stem = "" if key in UNNAMED else f"{key}_"
+    yield from ((stem + name, part) for name, part in _flat(value))
 
 
 @dataclass(frozen=True, repr=False)

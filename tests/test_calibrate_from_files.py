@@ -28,7 +28,7 @@ def test_calibration_runs_give_the_shipped_launch_time_back_to_a_tenth() -> None
     # together meets both runs to 1 % and misses the mean bar of the founding rows, so the times stand as they were.
     box = load_hardware("rtx-pro-6000-x8")
     fit = fit_runs(load_runs([ROOT / "measured_runs" / "founding.toml"]), box)
-    assert fit.runs == ("tp8-eager-c1", "pp8-eager-c1")
+    assert fit.figures == ("tp8-eager-c1 output_tokens_per_s", "pp8-eager-c1 output_tokens_per_s")
     assert fit.launch_factor == pytest.approx(1, abs=0.1)
     assert max(map(abs, fit.log_errors)) < 0.07
 
@@ -91,3 +91,22 @@ def test_nothing_to_calibrate_from_is_a_question_back(my_box: Path, run_cli: Run
     ran = run_cli("calibrate", my_box)
     assert ran.code == 2
     assert "--nccl-tests" in ran.err
+
+
+def test_a_calibration_run_may_have_several_figures(run_cli: RunCli, tmp_path: Path) -> None:
+    box, run = tmp_path / "box.toml", tmp_path / "run.toml"
+    box.write_text('schema_version = 1\nextends = "rtx-pro-6000-x8"\nname = "box"\n', encoding="utf-8")
+    run.write_text(
+        'schema_version = 1\n[[run]]\nid = "a"\nrole = "calibration"\nsource = "a test"\nmodel = "kimi-k2.6"\n'
+        'hardware = "box"\nplan = { tp = 8, pp = 1 }\nengine = { cuda_graph = false }\n'
+        "workload = { concurrency = 1, num_prompts = 1, input_len = 64, output_len = 16 }\n"
+        "measured = { output_tokens_per_s = 25.0, tpot_s = 0.038 }\n"
+        "tolerance = { output_tokens_per_s = 0.1, tpot_s = 0.1 }\n",
+        encoding="utf-8",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIPESIM_PROFILES", str(tmp_path))
+        ran = run_cli("calibrate", "box", "--runs", run, "--dry-run")
+    assert ran.code == 0, ran.err
+    assert "a output_tokens_per_s" in ran.out
+    assert "a tpot_s" in ran.out

@@ -157,7 +157,9 @@ def test_a_plan_is_that_of_the_command_and_holds_what_is_given_fixed(run_cli: Ru
     best = plans.prediction()
     assert best.output_tokens_per_s == pytest.approx(plans.plans[0].figures.output_tokens_per_s)
     frame = pd.DataFrame(plans.to_records())
-    assert list(frame["rank"]) == list(range(1, len(plans.plans) + 1))
+    assert list(frame["rank"]) == [plan.rank for plan in plans.plans]
+    assert list(frame["output_tokens_per_s"]) == [plan.figures.output_tokens_per_s for plan in plans.plans]
+    assert list(frame["tpot_p99_s"]) == [plan.figures.tpot_s for plan in plans.plans]
     assert (frame["cost_per_million_output_tokens"] > 0).all()
 
 

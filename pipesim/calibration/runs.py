@@ -20,11 +20,12 @@ LARGEST_FACTOR = 20.0
 class RunFit:
     """What the calibration runs of one box say."""
 
-    runs: tuple[str, ...]
+    figures: tuple[str, ...]
+    """Run and metric of each timed figure."""
     launch_factor: float
     """Factor on the profile's eager launch time; 1 when no run is eager."""
     log_errors: tuple[float, ...]
-    """ln(predicted / measured) of each run after the fit."""
+    """ln(predicted / measured) of each figure after the fit."""
     excess_std: float
     """Log standard deviation beyond that of the constants: root of the mean excess variance, 0 if there is none."""
 
@@ -53,16 +54,17 @@ def fit_runs(files: Sequence[Runs], hardware: HardwareProfile) -> RunFit:
     runs = calibration_runs(files, hardware.name)
     eager = [run for run in runs if not run.engine.cuda_graph]
     factor = _launch_factor(eager) if eager else 1.0
-    errors, excess = [], []
+    figures, errors, excess = [], [], []
     for run in runs:
         prediction = predict_run(run, SEEDS, {"launch": factor})
         confidence = Confidence(prediction)
         for metric, measured in run.timed.items():
+            figures.append(f"{run.id} {metric}")
             errors.append(math.log(fmean(prediction.over_seeds(metric)) / measured))
             of_constants = confidence.log_std(metric) ** 2 - hardware.uncertainty.end_to_end**2
             excess.append(errors[-1] ** 2 - of_constants)
     left = math.sqrt(max(0.0, fmean(excess)))
-    return RunFit(tuple(run.id for run in runs), factor, tuple(errors), left)
+    return RunFit(tuple(figures), factor, tuple(errors), left)
 
 
 def _launch_factor(runs: Sequence[MeasuredRun]) -> float:
