@@ -52,10 +52,23 @@ def stripped(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     for number, cell in enumerate(notebook.cells):
         cell.metadata = {}
         cell.id = f"cell-{number}"
-        for output in cell.get("outputs", []):
-            if "metadata" in output:
-                output.metadata = {}
+        if cell.cell_type == "code":
+            cell.outputs = _joined(cell.outputs)
+            for output in cell.outputs:
+                if "metadata" in output:
+                    output.metadata = {}
     return notebook
+
+
+def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Returns outputs with texts of one stream in one piece: where they are cut is a matter of timing."""
+    joined: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if output.output_type == "stream" and joined and joined[-1].get("name") == output.name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ class Calibration(Calibrated):
 
     def __repr__(self) -> str:
         done = "written" if self.written else "nothing written"
-        return f"<Calibration of {self.path.name}: {len(self.texts)} kinds of evidence, {done}>"
+        return f"<Calibration of {self.path.name}, {done}>"
 
     def _repr_html_(self) -> str:
         texts = (*self.texts, *(() if self.written else self.differences))
