@@ -210,7 +210,7 @@ def stage_loads(timeline: Timeline, window: tuple[int, int] | None = None) -> tu
 
 def _by_bound(timeline: Timeline, stage: int, begin: int, held: float, transfer: float) -> dict[tuple[str, str], float]:
     """Returns the busy seconds of a stage by category and bound; `held` is the share of them within the window."""
-    paid = np.bincount(timeline.price_index[timeline.ends[stage] > begin], minlength=len(timeline.prices)).tolist()
+    paid = np.bincount(timeline.paid(stage)[timeline.ends[stage] > begin], minlength=len(timeline.prices)).tolist()
     total: Counter[tuple[str, str]] = Counter()
     for price, times in zip(timeline.prices, paid, strict=True):
         if times:

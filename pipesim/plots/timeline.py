@@ -128,7 +128,7 @@ def _spans(timeline: Timeline, stage: int, window: tuple[int, int]) -> list[_Spa
     starts, ends = timeline.starts[stage], timeline.ends[stage]
     found = []
     for passage in np.flatnonzero((ends > window[0]) & (starts < window[1])).tolist():
-        by_bound: dict[Any, int] = timeline.prices[timeline.price_index[passage]].stages[stage].by_bound
+        by_bound: dict[Any, int] = timeline.prices[timeline.paid(stage)[passage]].stages[stage].by_bound
         total = sum(by_bound.values()) or 1
         shares: dict[str, float] = defaultdict(float)
         for (_, bound), picoseconds in by_bound.items():
