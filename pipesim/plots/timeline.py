@@ -134,7 +134,8 @@ def _spans(timeline: Timeline, stage: int, window: tuple[int, int]) -> list[_Spa
         for (_, bound), picoseconds in by_bound.items():
             shares[bound] += picoseconds / total
         start, end = max(int(starts[passage]), window[0]), min(int(ends[passage]), window[1])
-        label = f"{'' if timeline.decode[passage] else 'P'}{timeline.slot[passage]}"
+        slots_stay = not timeline.stage_price_index
+        label = f"{'' if timeline.decode[passage] else 'P'}{timeline.slot[passage]}" if slots_stay else ""
         found.append(_Span(start, end, shares, label))
     return found
 
@@ -168,7 +169,7 @@ def _box(window: tuple[int, int], start: int, end: int, stage: int) -> Box:
 def _in_flight(timeline: Timeline, window: tuple[int, int]) -> list[tuple[int, int]]:
     """Returns when at least one micro-batch was in the pipeline, within a window."""
     starts: Clock = timeline.starts[0]
-    reached = np.maximum.accumulate(timeline.ends[-1])
+    reached = np.maximum.accumulate(timeline.left)
     first = np.flatnonzero(np.concatenate([[True], starts[1:] > reached[:-1]]))
     last = np.concatenate([first[1:], [len(starts)]]) - 1
     spans = zip(starts[first].tolist(), reached[last].tolist(), strict=True)
