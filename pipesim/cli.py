@@ -7,9 +7,15 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-import pipesim.commands.import_model  # noqa: F401 - registers its command
+import pipesim.commands.import_bench
+import pipesim.commands.import_boxes
+import pipesim.commands.import_model
+import pipesim.commands.import_server_log
+import pipesim.commands.launch  # noqa: F401 - each registers its commands
 from pipesim import report
+from pipesim.asking import asks
 from pipesim.commands.forms import explain_forms, predict_forms, validate_forms
+from pipesim.commands.plan import plan_command
 from pipesim.commands.report import report_command
 from pipesim.commands.shared import (
     PICTURES,
@@ -18,13 +24,17 @@ from pipesim.commands.shared import (
     Json,
     check_answer_file,
     import_app,
+    note,
     print_json,
     progress,
     write_answer,
 )
+from pipesim.commands.sweep import sweep_command
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.explain import datasheet_constants
-from pipesim.options import Question, asks
+from pipesim.export import export_trace, parse_window
+from pipesim.launch.write import launch_json, launch_text
+from pipesim.options import Question
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import (
     SCHEMAS,
@@ -50,6 +60,8 @@ app = typer.Typer(
 profiles_app = typer.Typer(help="List, show and describe hardware and model profiles.", no_args_is_help=True)
 app.add_typer(profiles_app, name="profiles")
 app.add_typer(import_app, name="import")
+app.command("plan")(plan_command)
+app.command("sweep")(sweep_command)
 app.command("report")(report_command)
 
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
@@ -58,13 +70,21 @@ DetailName = Annotated[
     Literal["pass", "stage", "op"], typer.Option("--detail", help="Grain of the events; same results.")
 ]
 Paths = Annotated[
-    list[Path] | None, typer.Argument(help="Files of measured runs [default: all that ship with pipesim].")
+    list[Path] | None, typer.Argument(help="Files of measured runs (default: all that ship with pipesim).")
 ]
 
 
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse an answer that rests in part on datasheet figures alone.")
 ]
+TraceOut = Annotated[
+    Path | None,
+    typer.Option("--trace-out", "--perfetto", help="Trace file to write, for Perfetto: one seed, kernel by kernel."),
+]
+TraceWindow = Annotated[
+    str | None, typer.Option("--trace-window", help='Part of the run in the trace, such as "2s:2.5s" (default: all).')
+]
+Launch = Annotated[bool, typer.Option("--launch", help="Show the command that starts such a server.")]
 RequestsFile = Annotated[
     Path | None, typer.Option("--requests", help="CSV file to write: one row per request and seed.")
 ]
@@ -72,13 +92,16 @@ RequestsFile = Annotated[
 
 @app.command("predict")
 @asks
-def predict_command(
+def predict_command(  # noqa: PLR0913, PLR0917 - each option is a parameter
     asked: Question,
     seed: Seed = 0,
     seeds: Seeds = DEFAULT_SEEDS,
     detail: DetailName = "pass",
     strict: Strict = False,
     requests: RequestsFile = None,
+    launch: Launch = False,
+    trace_out: TraceOut = None,
+    trace_window: TraceWindow = None,
     output: AnswerFile = None,
     as_json: Json = False,
 ) -> None:
@@ -87,15 +110,23 @@ def predict_command(
     Example: pipesim predict --tp 2 --pp 4 --concurrency 64
     """
     check_answer_file(output, (*TABLES, *PICTURES))
+    if trace_window is not None and trace_out is None:
+        raise UsageError("--trace-window", trace_window, "it beside --trace-out only")
+    window = parse_window(trace_window)
     with RequestRecords(requests) if requests else nullcontext() as records:
         prediction = _predict(asked, seeds, seed, detail, as_json, records)
     if strict:
         _refuse_datasheet(prediction)
     write_answer(output, predict_forms(prediction, seed))
+    if trace_out is not None:
+        events = export_trace(Predictor(prediction.deployment), asked.workload, seed, trace_out, window)
+        note(f"wrote {trace_out}: {events:,} events of seed {seed}, to be opened at https://ui.perfetto.dev")
     if as_json:
-        print_json(report.predict_json(prediction))
-    else:
-        print(report.predict_text(prediction, asked.defaults))
+        print_json(report.predict_json(prediction) | (launch_json(prediction.deployment) if launch else {}))
+        return
+    print(report.predict_text(prediction, asked.defaults))
+    if launch:
+        print("", launch_text(prediction.deployment), sep="\n")
 
 
 @app.command("explain")
@@ -170,6 +201,9 @@ def calibrate_command(
     from pipesim import calibration  # noqa: PLC0415 - only this command needs them
     from pipesim.runs import load_runs  # noqa: PLC0415
 
+    if is_derived(hardware):
+        show = f"pipesim profiles show {hardware} > my-box.toml"
+        raise UsageError("HARDWARE", hardware, f"a profile with a file to write into (`{show}` makes one)")
     path = find("hardware", hardware)
     profile = load_hardware(hardware)
     if not (system or nccl_tests or runs):
@@ -201,7 +235,7 @@ def profiles_list() -> None:
     """List the profiles that a name would find."""
     for kind in SCHEMAS:
         for name, path in available(kind).items():
-            print(f"{kind:<9} {name:<24} {path}")
+            print(f"{kind:<9} {name:<28} {path}")
 
 
 @profiles_app.command("show")

@@ -39,19 +39,23 @@ def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn:
                                                                 next slot's result is processed (SGLang, depth 0)
         Σ(c_s + x_s) + r                                        where the tokens stay on the GPU (vLLM, async)
 
-    Exact for M = L and M = 1; for M between them a lower bound. Stage 0 counts as no shorter than the host's launch and
-    processing where a micro-batch waits for these (SGLang managers/scheduler_pp_mixin.py `event_loop_pp`; vLLM
-    v1/engine/core.py `step_with_batch_queue`).
+    Exact for M = L and M = 1; for M between them a lower bound. Where every stage forms batches of its own, exact for
+    M = 1 alone (`_cycle_of_stage_batches`). Stage 0 counts as no shorter than the host's launch and processing where a
+    micro-batch waits for these (SGLang managers/scheduler_pp_mixin.py `event_loop_pp`; vLLM v1/engine/core.py
+    `step_with_batch_queue`).
     """
+    if loop.batches_per_stage:
+        return _cycle_of_stage_batches(price, micro_batches)
     stages, hops, slots, lag = price.totals, price.hops, loop.slots, loop.result_lag
     full = micro_batches == slots
     first = stages[0]
     if loop.send_after_processing:
-        first = max(first, price.launch + price.process if full else price.launch)
+        launch = 0 if full and loop.host_per_stage and loop.receive_before_launch else price.launches[0]
+        first = max(first, launch + price.process if full else launch)
     way = first + sum(stages[1:]) + sum(hops) + price.result_return
     host = price.schedule + price.process
-    turns = micro_batches * (host + price.launch) + (slots - micro_batches) * idle_turn
-    terms: list[float] = [micro_batches * max(*stages, *hops, 0), turns]
+    turns = micro_batches * (host + price.launches[0]) + (slots - micro_batches) * idle_turn
+    terms: list[float] = [micro_batches * max(*stages, stages[-1] + price.held, *hops), turns]
     if not full:
         terms.append(way + host)
     elif loop.receive_before_launch:
@@ -63,6 +67,13 @@ def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn:
         if loop.tokens_stay_on_gpu:
             terms.append(way)
     return max(terms)
+
+
+def _cycle_of_stage_batches(price: PassPrice, micro_batches: int) -> float:
+    """Returns the cycle [ps] of M equal micro-batches that never merge, where each stage forms its batches itself."""
+    stages = [price.schedule + stage for stage in price.totals]
+    way = sum(stages) + sum(price.hops) + price.result_return + price.process
+    return max(micro_batches * max(*stages, *price.hops, 0), way)
 
 
 def bubble_fraction(stages: Sequence[int], micro_batches: int, cycle: float) -> float:

@@ -1,5 +1,6 @@
 """Which model runs on which box, split how, under which settings: shape is checked here, bytes in the engine."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,8 +10,17 @@ from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import GqaAttention, ModelProfile
 
 LARGEST_DEGREE = 4096
+DEFAULT_SMOOTH_FACTOR = 0.75
+"""SGLang srt/environ.py."""
+ASYNC_BY_DEFAULT, ASYNC_UNDER_PP = (0, 14), (0, 22)
+"""First versions of vLLM that schedule ahead by default: without PP, and with it (PR 42187, merged 2026-05)."""
+MIXED_CHUNK_UNDER_PP = (0, 5, 23)
+"""First version of SGLang known to allow it; 0.5.10.post1 refuses (srt/server_args.py `check_server_args`)."""
 
-EngineName = Literal["sglang", "vllm"]
+EngineName = Literal["sglang", "vllm", "rebatch"]
+"""rebatch is no engine that exists: every stage batches whatever waits before it (engines/rebatch.py)."""
+SERVERS: tuple[EngineName, ...] = ("sglang", "vllm")
+"""The engines that exist."""
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
 Balancer = Literal["round-robin", "least-loaded"]
 """How requests are dealt to replicas: in turn, or to the one with the fewest in it."""
@@ -148,10 +158,16 @@ class EngineSettings:
     """auto is the model's own."""
     gpu_memory_utilization: float | None = None
     """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
-    async_scheduling: bool = True
-    """vLLM's."""
+    async_scheduling: bool | None = None
+    """vLLM's; None is the default of its `version`, see `Deployment.async_scheduling`."""
     cap_decodes_per_step: bool = False
     """vLLM's open proposal (PR 57433): at most ceil(max_num_seqs / pp) decodes in one step."""
+    enable_mixed_chunk: bool = False
+    """SGLang's: the decode requests of a slot run in one launch with its prompt tokens, not a turn later."""
+    enable_dynamic_chunking: bool = False
+    """SGLang's under PP: chunks of a long prompt shrink so that each takes about as long."""
+    dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
+    """Share of the way from the set chunk size to the one of equal time (`SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR`)."""
     speculative_acceptance: tuple[float, ...] = ()
     """Probability that a draft token is accepted when those before it were, by position; empty without a draft."""
     version: str | None = None
@@ -171,8 +187,34 @@ class EngineSettings:
             raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
         if not all(0.0 <= acceptance <= 1.0 for acceptance in self.speculative_acceptance):
             raise UsageError("--speculative-acceptance", self.speculative_acceptance, "numbers from 0 to 1")
+        self._check_chunking()
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UsageError("--gpu-memory-utilization", self.gpu_memory_utilization, "a number above 0 and at most 1")
+
+    def _check_chunking(self) -> None:
+        for flag, given in (
+            ("--enable-mixed-chunk", self.enable_mixed_chunk),
+            ("--enable-dynamic-chunking", self.enable_dynamic_chunking),
+        ):
+            if given and self.name != "sglang":
+                raise UsageError(f"{flag} with --engine", self.name, "sglang (the others mix in any case, or cannot)")
+        if self.enable_mixed_chunk and self.draft_tokens:
+            raise UsageError("--enable-mixed-chunk", True, "no such flag beside a draft, as the engine does,")
+        smooth = self.dynamic_chunking_smooth_factor
+        if not 0.0 <= smooth <= 1.0:
+            raise UsageError("--dynamic-chunking-smooth-factor", smooth, "a number from 0 to 1")
+        if smooth != DEFAULT_SMOOTH_FACTOR and not self.enable_dynamic_chunking:
+            raise UsageError("--dynamic-chunking-smooth-factor", smooth, "--enable-dynamic-chunking beside it")
+
+    @property
+    def kernels(self) -> str:
+        """The engine whose kernels run: a scheduler that does not exist is taken to drive SGLang's."""
+        return "sglang" if self.name == "rebatch" else self.name
+
+    def version_before(self, version: tuple[int, ...]) -> bool:
+        """Returns whether the engine is known to be older than a version."""
+        parts = re.findall(r"\d+", self.version or "")[: len(version)]
+        return bool(parts) and tuple(map(int, parts)) < version
 
     @property
     def draft_tokens(self) -> int:
@@ -300,6 +342,9 @@ class Deployment:
         if engine.name == "vllm" and plan.dp_attention:
             wanted = "sglang (vLLM has no such flag, its --data-parallel-size is another layout)"
             raise UsageError("--dp-attention with --engine", engine.name, wanted)
+        if engine.enable_mixed_chunk and plan.pp > 1 and engine.version_before(MIXED_CHUNK_UNDER_PP):
+            wanted = f"SGLang {'.'.join(map(str, MIXED_CHUNK_UNDER_PP))} or later (older ones stop at start-up)"
+            raise UsageError(f"--enable-mixed-chunk with --pp {plan.pp} and --engine-version", engine.version, wanted)
         cap, limit = engine.pp_max_micro_batch_size, engine.max_running_requests
         if engine.name == "sglang" and cap and limit and cap * plan.attention_dp > limit:
             raise UsageError(
@@ -308,6 +353,13 @@ class Deployment:
                 f"at most {limit // plan.attention_dp} (SGLang admits no more requests than that in all slots "
                 "together, so the cap could never be reached)",
             )
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Whether vLLM's scheduler runs ahead of results: as asked, else as its version does by default."""
+        if self.engine.async_scheduling is not None:
+            return self.engine.async_scheduling
+        return not self.engine.version_before(ASYNC_UNDER_PP if self.plan.pp > 1 else ASYNC_BY_DEFAULT)
 
     def first_layer(self, stage: int) -> int:
         """Returns the index of the first layer of a stage."""

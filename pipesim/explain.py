@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
+from pipesim.engines import ENGINES
 from pipesim.passes import PricedOp
 from pipesim.prediction import Prediction, Predictor
 from pipesim.sensitivity import other_version
@@ -59,7 +60,8 @@ def _why_bubbles(prediction: Prediction) -> str:
     pp, steady = prediction.deployment.plan.pp, prediction.closed_form
     if prediction.workload.concurrency < pp:
         return f"{prediction.workload.concurrency} user(s) can fill at most as many of the {pp} stages at a time."
-    if in_flight < 0.8 * pp and steady.micro_batches >= pp:
+    slots_are_flags = ENGINES[prediction.deployment.engine.name].slots_are_flags
+    if slots_are_flags and in_flight < 0.8 * pp and steady.micro_batches >= pp:
         cap = steady.requests_per_micro_batch
         better = steady.output_tokens_per_s
         return (
@@ -126,11 +128,13 @@ def notes(prediction: Prediction) -> list[str]:
             f"{prediction.extrapolated_fraction:.0%} of the priced time lies outside the sizes that its constants were "
             f"measured at ({', '.join(extrapolated_constants(prediction))}); the interval is wider."
         )
+    if prediction.deployment.engine.enable_mixed_chunk and prediction.deployment.plan.pp > 1:
+        found.append("Mixed chunks under PP need SGLang 0.5.23 or later; 0.5.10 refuses to start with both.")
     if other_version(prediction.deployment):
         engine = prediction.deployment.engine
-        measured = prediction.deployment.hardware.measured_with[engine.name]
+        measured = prediction.deployment.hardware.measured_with[engine.kernels]
         found.append(
-            f"Kernels were measured with {engine.name} {measured}, and {engine.version} is asked for; the interval is "
-            "wider."
+            f"Kernels were measured with {engine.kernels} {measured}, and {engine.version} is asked for; the interval "
+            "is wider."
         )
     return found

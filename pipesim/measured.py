@@ -5,15 +5,36 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipesim.deployment import AllReduceChoice, Balancer, EngineName, KvCacheDtype
+from pipesim.deployment import DEFAULT_SMOOTH_FACTOR, AllReduceChoice, Balancer, EngineName, KvCacheDtype
 from pipesim.profiles.base import Frozen
 from pipesim.units import Seconds
 
 Role = Literal["validation", "calibration", "reported"]
 """Judged; used to fit a constant and therefore never judged as evidence; or only shown, its conditions unknown."""
 
-METRICS = ("output_tokens_per_s", "request_throughput_per_s", "ttft_s", "tpot_s", "itl_s", "e2e_s")
-"""What can be compared; of a latency the mean."""
+KV_CAPACITY = "kv_capacity_tokens"
+METRICS = ("output_tokens_per_s", "request_throughput_per_s", "ttft_s", "tpot_s", "itl_s", "e2e_s", KV_CAPACITY)
+"""What can be compared; of a latency the mean. The last is what the KV caches of one server hold, all ranks together.
+"""
+
+
+ENGINE_FLAGS: dict[EngineName, tuple[str, ...]] = {
+    "sglang": ("cuda_graph", "max_running_requests", "chunked_prefill_size", "mem_fraction_static", "kv_cache_dtype"),
+    "vllm": (
+        "cuda_graph",
+        "max_running_requests",
+        "chunked_prefill_size",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "async_scheduling",
+    ),
+}
+"""Fields of `RunEngine` that change what an engine does on one GPU or many."""
+PIPELINE_FLAGS: dict[EngineName, tuple[str, ...]] = {
+    "sglang": ("pp_max_micro_batch_size", "pp_async_batch_depth"),
+    "vllm": (),
+}
+"""Those that matter besides where there are several stages."""
 
 
 class RunPlan(Frozen):
@@ -44,8 +65,11 @@ class RunEngine(Frozen):
     allreduce: AllReduceChoice = "auto"
     kv_cache_dtype: KvCacheDtype = "auto"
     gpu_memory_utilization: float | None = None
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     cap_decodes_per_step: bool = False
+    enable_mixed_chunk: bool = False
+    enable_dynamic_chunking: bool = False
+    dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
 
@@ -86,6 +110,11 @@ class MeasuredRun(Frozen):
     measured: dict[str, float]
     tolerance: dict[str, float] = Field(default_factory=dict)
     note: str = ""
+
+    @property
+    def timed(self) -> dict[str, float]:
+        """What was measured that hangs on time: rates and latencies."""
+        return {name: value for name, value in self.measured.items() if name != KV_CAPACITY}
 
     @model_validator(mode="after")
     def _check_metrics(self) -> Self:

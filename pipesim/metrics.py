@@ -6,7 +6,7 @@ waiting for kernel launches within a pass). The four add up to the window exactl
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ def summarise(timeline: Timeline, warm_up: int = 0) -> Metrics:
     tokens = _tokens_since(begin, timeline, kept)
     gaps = slice(int(timeline.gaps_by_end[warm_up - 1]) if warm_up else 0, None)
     cycle = timeline.cycle[int(timeline.cycles_by_end[warm_up - 1]) if warm_up else 0 :]
-    in_flight = np.clip(timeline.ends[-1], begin, end) - np.clip(timeline.starts[0], begin, end)
+    in_flight = np.clip(timeline.left, begin, end) - np.clip(timeline.starts[0], begin, end)
     return Metrics(
         output_tokens_per_s=tokens / window,
         output_tokens_per_s_per_request=float(np.mean(output_len / e2e)),
@@ -179,7 +179,7 @@ def latency(seconds: Floats, weights: Clock | None = None) -> Latency:
 def stage_loads(timeline: Timeline, window: tuple[int, int] | None = None) -> tuple[StageLoad, ...]:
     """Returns what each stage's GPUs did in a window [ps]: that of the run if none is given."""
     begin, end = window or timeline.window
-    in_flight = _InFlight(timeline.starts[0], timeline.ends[-1])
+    in_flight = _InFlight(timeline.starts[0], timeline.left)
     categories = _by_category(timeline, begin)
     loads = []
     for stage in range(len(timeline.starts)):
@@ -210,7 +210,7 @@ def stage_loads(timeline: Timeline, window: tuple[int, int] | None = None) -> tu
 
 def _by_bound(timeline: Timeline, stage: int, begin: int, held: float, transfer: float) -> dict[tuple[str, str], float]:
     """Returns the busy seconds of a stage by category and bound; `held` is the share of them within the window."""
-    paid = np.bincount(timeline.price_index[timeline.ends[stage] > begin], minlength=len(timeline.prices)).tolist()
+    paid = np.bincount(timeline.paid(stage)[timeline.ends[stage] > begin], minlength=len(timeline.prices)).tolist()
     total: Counter[tuple[str, str]] = Counter()
     for price, times in zip(timeline.prices, paid, strict=True):
         if times:
@@ -261,8 +261,8 @@ def _exposed_transfer(timeline: Timeline, stage: int, idle_from: Clock, idle_to:
 def _by_category(timeline: Timeline, begin: int) -> dict[str, Floats]:
     """Returns per category the picoseconds [P, prices] since a time: each price times how often it was paid."""
     paid = [
-        np.bincount(timeline.price_index[ends > begin], minlength=len(timeline.prices)).tolist()
-        for ends in timeline.ends
+        np.bincount(timeline.paid(stage)[ends > begin], minlength=len(timeline.prices)).tolist()
+        for stage, ends in enumerate(timeline.ends)
     ]
     names = sorted({name for price in timeline.prices for stage in price.stages for name in stage.by_category})
     return {
@@ -281,23 +281,26 @@ def _by_category(timeline: Timeline, begin: int) -> dict[str, Floats]:
 
 
 def _basis(timeline: Timeline) -> dict[str, float]:
-    paid = np.bincount(timeline.price_index, minlength=len(timeline.prices))
     total: dict[str, float] = {}
-    for price, times in zip(timeline.prices, paid, strict=True):
-        for stage in price.stages:
-            for basis, picoseconds in stage.by_basis.items():
-                total[basis] = total.get(basis, 0.0) + picoseconds * int(times) / PICOSECONDS_PER_SECOND
+    for stage, times in _paid_stages(timeline):
+        for basis, picoseconds in stage.by_basis.items():
+            total[basis] = total.get(basis, 0.0) + picoseconds * times / PICOSECONDS_PER_SECOND
     return total
 
 
 def _extrapolated(timeline: Timeline) -> float:
-    paid = np.bincount(timeline.price_index, minlength=len(timeline.prices))
-    total: int = sum(
-        stage.extrapolated * int(times)
-        for price, times in zip(timeline.prices, paid, strict=True)
-        for stage in price.stages
-    )
+    total: int = sum(stage.extrapolated * times for stage, times in _paid_stages(timeline))
     return total / PICOSECONDS_PER_SECOND
+
+
+def _paid_stages(timeline: Timeline) -> Iterator[tuple[Any, int]]:
+    """Yields the price of a stage and how often it was paid."""
+    for server in timeline.replicas or (timeline,):
+        for stage in range(len(server.starts)):
+            paid = np.bincount(server.paid(stage), minlength=len(server.prices)).tolist()
+            for price, times in zip(server.prices, paid, strict=True):
+                if times:
+                    yield price.stages[stage], times
 
 
 def _seconds(picoseconds: Clock) -> Floats:

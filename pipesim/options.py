@@ -1,17 +1,17 @@
 """The options that ask a question: which deployment under which load. Every command that asks shares them."""
 
-import functools
-import inspect
 import math
+import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal
 
 import typer
 
 from pipesim.deployment import (
+    DEFAULT_SMOOTH_FACTOR,
     AllReduceChoice,
     Balancer,
     Deployment,
@@ -21,6 +21,7 @@ from pipesim.deployment import (
     ParallelPlan,
 )
 from pipesim.errors import PipesimError, UsageError
+from pipesim.launch import DIALECTS
 from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.traces import Trace, read_trace
@@ -28,15 +29,26 @@ from pipesim.units import parse_quantity
 from pipesim.workload import LIMITS, Workload
 
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
+DEFAULT_ENGINE: EngineName = "sglang"
 DEFAULT_USERS = 32
+PARTITION_EXAMPLE = "15,15,15,16"
 WAVES = 4
 """Requests per user where --num-prompts is not given."""
 
 Model = Annotated[
     str, typer.Option("--model", "--model-path", help="Model: a profile's name or .toml file, or a config.json.")
 ]
-Hardware = Annotated[str, typer.Option("--hardware", help="Hardware profile: a name or a .toml file.")]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware", help="Box: a name such as h100-sxm-x8, rtx-4090-x2 or h100-sxm-2x8 (two nodes), or a .toml file."
+    ),
+]
 Engine = Annotated[EngineName, typer.Option("--engine", help="Serving engine.")]
+AnyEngine = Annotated[
+    Literal["sglang", "vllm", "rebatch", "any"],
+    typer.Option("--engine", help="Serving engine, or any for the better one."),
+]
 Tp = Annotated[int, typer.Option("--tp", "--tp-size", "--tensor-parallel-size", help="Tensor-parallel degree.")]
 Pp = Annotated[int, typer.Option("--pp", "--pp-size", "--pipeline-parallel-size", help="Pipeline stages.")]
 Ep = Annotated[
@@ -59,7 +71,7 @@ Concurrency = Annotated[
     typer.Option("--concurrency", "--max-concurrency", help="Users of the closed loop; open: most requests in server."),
 ]
 Rate = Annotated[float | None, typer.Option("--request-rate", help="Open loop: arrivals per second, or inf.")]
-NumPrompts = Annotated[int | None, typer.Option("--num-prompts", help="Requests in all [default: 4 per user].")]
+NumPrompts = Annotated[int | None, typer.Option("--num-prompts", help="Requests in all (default: 4 per user).")]
 InputLen = Annotated[int, typer.Option("--input-len", "--isl", "--random-input-len", help="Prompt tokens.")]
 OutputLen = Annotated[int, typer.Option("--output-len", "--osl", "--random-output-len", help="Generated tokens.")]
 RangeRatio = Annotated[float, typer.Option("--random-range-ratio", help="Lengths uniform in [L(1-r), L(1+r)].")]
@@ -81,13 +93,25 @@ MemFraction = Annotated[
     ),
 ]
 Utilization = Annotated[
-    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory [default: 0.9].")
+    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory (default: 0.9).")
 ]
 CapDecodes = Annotated[
     bool, typer.Option("--cap-decodes-per-step", help="vLLM's open proposal: even groups of --max-num-seqs / pp.")
 ]
 EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
-Async = Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead.")]
+Async = Annotated[
+    bool | None,
+    typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead (by version)."),
+]
+MixedChunk = Annotated[
+    bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")
+]
+DynamicChunking = Annotated[
+    bool, typer.Option("--enable-dynamic-chunking", help="SGLang: chunks of a long prompt shrink to equal times.")
+]
+SmoothFactor = Annotated[
+    float, typer.Option("--dynamic-chunking-smooth-factor", help="Share of the way to the chunk of equal time.")
+]
 Acceptance = Annotated[
     str | None,
     typer.Option("--speculative-acceptance", help='Acceptance of each draft token, such as "0.7,0.6,0.5".'),
@@ -99,10 +123,10 @@ Graph = Annotated[
 KvDtype = Annotated[KvCacheDtype, typer.Option("--kv-cache-dtype", help="Storage of the KV cache.")]
 PeerAccess = Annotated[
     bool | None,
-    typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host [default: as the box]."),
+    typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host (default: as the box)."),
 ]
 Placement = Annotated[
-    str | None, typer.Option("--placement", help='GPU of each rank, such as "0,2,1,3" [default: in order].')
+    str | None, typer.Option("--placement", help='GPU of each rank, such as "0,2,1,3" (default: in order).')
 ]
 AllReduce = Annotated[
     AllReduceChoice,
@@ -139,6 +163,8 @@ class Question:
     workload: Workload
     defaults: tuple[str, ...]
     """In words, what was not said and is assumed."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Of a command that searches: the values of what it would search that a person gave all the same."""
 
     def deploy(self) -> Deployment:
         """Returns the deployment asked about. Raises PipesimError."""
@@ -149,7 +175,7 @@ def question(
     context: typer.Context,
     model: Model = DEFAULT_MODEL,
     hardware: Hardware = DEFAULT_HARDWARE,
-    engine: Engine = "sglang",
+    engine: Engine = DEFAULT_ENGINE,
     tp: Tp = 1,
     pp: Pp = 1,
     ep: Ep = 1,
@@ -173,9 +199,12 @@ def question(
     chunked_prefill_size: Chunk = None,
     mem_fraction_static: MemFraction = None,
     gpu_memory_utilization: Utilization = None,
-    async_scheduling: Async = True,
+    async_scheduling: Async = None,
     cap_decodes_per_step: CapDecodes = False,
     engine_version: EngineVersion = None,
+    enable_mixed_chunk: MixedChunk = False,
+    enable_dynamic_chunking: DynamicChunking = False,
+    dynamic_chunking_smooth_factor: SmoothFactor = DEFAULT_SMOOTH_FACTOR,
     speculative_acceptance: Acceptance = None,
     cuda_graph: Graph = True,
     enforce_eager: Eager = False,
@@ -201,10 +230,10 @@ def question(
         output_len=output_len,
         random_range_ratio=random_range_ratio,
         context_len=context_len,
-        spacing_s=_quantity("--submit-spacing", submit_spacing, "s"),
+        spacing_s=parse_flag("--submit-spacing", submit_spacing, "s"),
         request_rate=request_rate,
         burstiness=burstiness,
-        duration_s=None if duration is None else _quantity("--duration", duration, "s"),
+        duration_s=None if duration is None else parse_flag("--duration", duration, "s"),
         prefix_cache_hit_rate=prefix_cache_hit_rate,
         warm_up=warm_up,
     )
@@ -222,39 +251,18 @@ def question(
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         cap_decodes_per_step=cap_decodes_per_step,
+        enable_mixed_chunk=enable_mixed_chunk,
+        enable_dynamic_chunking=enable_dynamic_chunking,
+        dynamic_chunking_smooth_factor=dynamic_chunking_smooth_factor,
         version=engine_version,
         speculative_acceptance=_acceptance(speculative_acceptance),
     )
     groups = _expert_groups(ep, enable_expert_parallel, tp)
-    plan = ParallelPlan(
-        tp,
-        pp,
-        _integers("--layer-partition", layer_partition, "15,15,15,16"),
-        groups,
-        dp_attention,
-        dcp,
-        replicas,
-        balancer,
-        _integers("--placement", placement, "0,2,1,3"),
-    )
-    return Question(model, hardware, plan, settings, workload, tuple(_defaults_used(context, workload)))
-
-
-def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """Returns a command whose first parameter, a `Question`, is replaced by the options of `question`."""
-    shared = inspect.signature(question).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-    hints = get_type_hints(question, include_extras=True) | get_type_hints(command, include_extras=True)
-
-    @functools.wraps(command)
-    def ask(**given: Any) -> None:
-        asked = question(**{name: given.pop(name) for name in shared})
-        command(asked, **given)
-
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
-    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    ask.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
-    return ask
+    layers, of_environment = _layers(layer_partition, engine, pp)
+    placed = parse_integers("--placement", placement, "0,2,1,3")
+    plan = ParallelPlan(tp, pp, layers, groups, dp_attention, dcp, replicas, balancer, placed)
+    defaults = (*_defaults_used(context, workload), *of_environment)
+    return Question(model, hardware, plan, settings, workload, defaults)
 
 
 def _workload(
@@ -321,7 +329,9 @@ def _most_arrivals(rate: float, duration_s: float, burstiness: float) -> int:
     return max(low, math.ceil(min(high, most)))
 
 
-def _quantity(flag: str, given: str, unit: str) -> float:
+@lru_cache(maxsize=256)
+def parse_flag(flag: str, given: str, unit: str) -> float:
+    """Returns the SI value of a flag such as "50 ms". Raises PipesimError that names the flag."""
     try:
         return parse_quantity(given, unit)
     except ValueError as error:
@@ -341,7 +351,23 @@ def _expert_groups(ep: int, all_ranks: bool, tp: int) -> int:
     return tp if all_ranks else ep
 
 
-def _integers(flag: str, given: str | None, example: str) -> tuple[int, ...] | None:
+def _layers(flag: str | None, engine: EngineName, pp: int) -> tuple[tuple[int, ...] | None, list[str]]:
+    """Returns the layers of each stage and in words where they come from, if not from the flag.
+
+    The engine's own environment variable counts as it does for the engine's server, which has no such flag.
+    """
+    variable = DIALECTS[engine].partition_variable if engine in DIALECTS else ""
+    set_there = os.environ.get(variable, "").strip()
+    if flag is not None or not set_there or pp == 1:
+        return parse_integers("--layer-partition", flag, PARTITION_EXAMPLE), []
+    layers = parse_integers(f"environment variable {variable}", set_there, PARTITION_EXAMPLE) or ()
+    if len(layers) != pp:
+        raise UsageError(f"environment variable {variable}", set_there, f"layers of {pp} stages, or --layer-partition")
+    return layers, [f"layers {','.join(map(str, layers))} by {variable}"]
+
+
+def parse_integers(flag: str, given: str | None, example: str) -> tuple[int, ...] | None:
+    """Returns a list of whole numbers. Raises UsageError for what is none."""
     if given is None:
         return None
     try:

@@ -57,12 +57,15 @@ class PassPrice:
     """From the end on stage s to the arrival at stage s+1."""
     schedule: int
     """CPU time to form the batch."""
-    launch: int
-    """CPU time that the first stage's scheduler spends launching it."""
+    launches: tuple[int, ...]
+    """CPU time that each stage's host spends launching it."""
     process: int
     """CPU time to handle its result."""
     result_return: int
     """From the end on the last stage to the tokens being on the scheduler's host."""
+    held: int = 0
+    """How long the last stage stays occupied behind its end: its worker has a turn of its own before the next launch.
+    """
 
     @cached_property
     def totals(self) -> tuple[int, ...]:
@@ -89,8 +92,10 @@ class PassPricer:
         deployment: Deployment,
         all_reduce: tuple[Implementation, ...] = ("nccl",),
         scale: Mapping[str, float] | None = None,
+        last_worker_waits: bool = False,
     ) -> None:
         self.deployment = deployment
+        self._last_worker_waits = last_worker_waits
         engine = deployment.engine
         self._cost = {
             mode: CostModel(
@@ -99,7 +104,7 @@ class PassPricer:
                 all_reduce,
                 deployment.peer_access,
                 scale or {},
-                engine.name,
+                engine.kernels,
                 deployment.ranks_per_node,
             )
             for mode in ("graph", "eager")
@@ -124,6 +129,18 @@ class PassPricer:
         """CPU time of a turn over an empty slot [ps]."""
         return self._host(HostWork("idle_turn"))
 
+    def section_times(self, batch: Batch) -> dict[Section, tuple[int, int]]:
+        """Returns the GPU's time [ps] for each section of the model in one batch, and the host's for its launches.
+
+        None of the host's where a graph is replayed: its one launch per stage is the same whatever the stage holds.
+        """
+        found = {}
+        for section, ops in self._priced_sections(lower(self.deployment, batch), batch).items():
+            launches = 0 if batch.captured else sum(priced.op.launches for priced in ops)
+            host = self._host(HostWork("launch", launches=launches)) if launches else 0
+            found[section] = sum(priced.picoseconds for priced in ops), host
+        return found
+
     def operations(self, batch: Batch, stage: int) -> Iterator[PricedOp]:
         """Yields the priced operations of one stage in the order in which they run."""
         program = lower(self.deployment, batch)
@@ -147,16 +164,20 @@ class PassPricer:
         hosts = [self._host(HostWork("launch", launches=count)) for count in launches]
         cost = self._cost["graph"]
         pipelined = len(program.stages) > 1
+        schedule, process = (self._host(HostWork(name, requests=batch.requests)) for name in ("schedule", "process"))
+        held = schedule + process if self._last_worker_waits and pipelined else 0
+        held += hosts[-1] if held and batch.captured else 0  # launched one by one, kernels begin with the first
         return PassPrice(
             stages=tuple(
                 self._stage_price([(totals[run.section], run.times) for run in runs], host)
                 for runs, host in zip(program.stages, hosts, strict=True)
             ),
             hops=tuple(max(to_picoseconds(cost.price(send).seconds) for send in sends) for sends in program.sends),
-            schedule=self._host(HostWork("schedule", requests=batch.requests)),
-            launch=hosts[0],
-            process=self._host(HostWork("process", requests=batch.requests)),
+            schedule=schedule,
+            launches=tuple(hosts),
+            process=process,
             result_return=self._host(HostWork("return")) if pipelined else 0,
+            held=held,
         )
 
     def _priced_sections(self, program: PassProgram, batch: Batch) -> dict[Section, list[PricedOp]]:

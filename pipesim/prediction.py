@@ -15,10 +15,10 @@ from pipesim.metrics import Latency, Metrics, summarise
 from pipesim.passes import PassPricer, PricedOp
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
-from pipesim.replicas import Share, deal, per_replica, pooled
-from pipesim.simulation import Detail, simulate
+from pipesim.replicas import Share, deal, looks_into_servers, per_replica, pooled
+from pipesim.simulation import Detail, simulate_together
 from pipesim.timeline import Timeline
-from pipesim.workload import Batch, PrefillChunk, RequestSpec, Workload
+from pipesim.workload import Batch, PrefillChunk, Workload
 
 GIB = 2**30
 
@@ -109,7 +109,7 @@ def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, s
     deployment = settle(model, hardware, plan, settings, ENGINES[settings.name])
     capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
     if capacity < 1:
-        raise InfeasibleDeployment(_shortage(deployment))
+        raise InfeasibleDeployment([shortage(deployment), _what_fits(deployment)])
     return deployment
 
 
@@ -133,8 +133,8 @@ def _check_weights(model: ModelProfile) -> None:
         )
 
 
-def _shortage(deployment: Deployment) -> list[str]:
-    """Says which GPU is short of memory, of how much, and which splits of the box would hold the model."""
+def shortage(deployment: Deployment) -> str:
+    """Returns which GPU is short of memory for a single token of KV cache, and of how much."""
     stages = range(deployment.plan.pp)
     ranks = [rank_memory(deployment, stage) for stage in stages]
     fullest = max(stages, key=lambda stage: ranks[stage].total)
@@ -143,17 +143,19 @@ def _shortage(deployment: Deployment) -> list[str]:
     missing = (1 - engine.kv_capacity_tokens(deployment)) * max(
         kv_bytes_per_token(deployment, stage) for stage in stages
     )
-    reasons = [
+    return (
         f"GPU {deployment.plan.stage_gpus(fullest)[0]} (stage {fullest}) lacks {missing / GIB:.1f} GiB: it would hold "
         f"{rank.weights / GIB:.1f} GiB of weights and {(rank.total - rank.weights) / GIB:.1f} GiB of vision tower, "
         f"copies and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations."
-    ]
+    )
+
+
+def _what_fits(deployment: Deployment) -> str:
+    """Says which splits of the box would hold the model."""
     fitting = fitting_plans(deployment)
     if fitting:
-        reasons.append(f"On {deployment.hardware.name} these would fit: {', '.join(map(str, fitting))}.")
-    else:
-        reasons.append(f"No TP×PP split of the {deployment.hardware.gpus} GPUs of {deployment.hardware.name} holds it.")
-    return reasons
+        return f"On {deployment.hardware.name} these would fit: {', '.join(map(str, fitting))}."
+    return f"No TP×PP split of the {deployment.hardware.gpus} GPUs of {deployment.hardware.name} holds it."
 
 
 def fitting_plans(deployment: Deployment) -> list[ParallelPlan]:
@@ -171,17 +173,26 @@ def fitting_plans(deployment: Deployment) -> list[ParallelPlan]:
     return found
 
 
+def pricer_of(deployment: Deployment, scale: Mapping[str, float] | None = None) -> PassPricer:
+    """Returns the prices of batches on a deployment, as its engine runs them; see `Predictor` for `scale`."""
+    waits = ENGINES[deployment.engine.name].last_worker_waits(deployment)
+    return PassPricer(deployment, all_reduce_preference(deployment), scale, waits)
+
+
 class Predictor:
     """One deployment with its prices, ready to be asked about loads.
 
     `scale` puts factors on prices, by constants' name or category (see `CostModel`): "what if AllReduce were free?"
+    `price` is the pricer of a deployment that differs in its scheduler's flags alone, whose prices are the same.
     """
 
-    def __init__(self, deployment: Deployment, scale: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, deployment: Deployment, scale: Mapping[str, float] | None = None, price: PassPricer | None = None
+    ) -> None:
         self.deployment = deployment
         self.engine = ENGINES[deployment.engine.name]
         self.kv_capacity_tokens = self.engine.kv_capacity_tokens(deployment)
-        self.price = PassPricer(deployment, all_reduce_preference(deployment), scale)
+        self.price = price or pricer_of(deployment, scale)
 
     def simulate(self, workload: Workload, seed: int, detail: Detail = "pass") -> Timeline:
         """Returns the timeline of one run of a load.
@@ -189,21 +200,24 @@ class Predictor:
         Raises:
             InfeasibleDeployment: when the KV cache does not hold a single request of the load.
         """
-        self._check_kv(workload)
-        specs = workload.draw(seed)
-        shares = deal(self.deployment.plan, workload, len(specs))
-        return pooled([self._simulate(specs[share.requests], share, detail) for share in shares])
-
-    def _simulate(self, specs: list[RequestSpec], share: Share, detail: Detail) -> Timeline:
-        """Returns the timeline of one replica."""
+        self.check_kv(workload)
+        specs, plan = workload.draw(seed), self.deployment.plan
         requests = [
             Request(index, spec.input_len, spec.output_len, spec.context_len, spec.submit_ps)
             for index, spec in enumerate(specs)
         ]
-        return simulate(
-            self.engine.policy(self.deployment, self.kv_capacity_tokens),
+        shares = deal(plan, workload, len(specs))
+        if looks_into_servers(plan, workload):
+            everything = Share(slice(None), None, workload.max_concurrency)
+            return pooled(self._simulate(requests, everything, detail, plan.replicas))
+        return pooled([self._simulate(requests, share, detail)[0] for share in shares])
+
+    def _simulate(self, requests: list[Request], share: Share, detail: Detail, servers: int = 1) -> list[Timeline]:
+        """Returns the timelines of some servers under a share of the load."""
+        return simulate_together(
+            [self.engine.policy(self.deployment, self.kv_capacity_tokens) for _ in range(servers)],
             self.price,
-            requests,
+            requests[share.requests],
             stages=self.deployment.plan.pp,
             users=share.users,
             idle_turn=self.price.idle_turn,
@@ -212,7 +226,7 @@ class Predictor:
             max_concurrency=share.max_concurrency,
         )
 
-    def _decode_slots(self, workload: Workload) -> tuple[int, int]:
+    def decode_slots(self, workload: Workload) -> tuple[int, int]:
         """Returns micro-batches in flight and requests in each, of the replica with the most users."""
         users, requests = per_replica(self.deployment.plan, workload)
         own = replace(workload, concurrency=users, num_prompts=requests)
@@ -220,20 +234,20 @@ class Predictor:
 
     def mid_decode(self, workload: Workload) -> Batch:
         """Returns the decode step of one slot at mid-length, if the load spreads evenly."""
-        _, requests = self._decode_slots(workload)
+        _, requests = self.decode_slots(workload)
         held = requests * (workload.context_len + workload.input_len + workload.output_len // 2)
         return self.engine.decode_batch(self.deployment, requests, held)
 
     def mid_prefill(self, workload: Workload) -> tuple[PrefillChunk, int]:
         """Returns one prefill launch of one slot, and how many of them a generation of its requests takes."""
-        _, requests = self._decode_slots(workload)
+        _, requests = self.decode_slots(workload)
         prompt = requests * (workload.input_len - workload.cached_len)
         launches = max(1, -(-prompt // self.engine.prefill_budget(self.deployment)))
         tokens, finished = -(-prompt // launches), -(-requests // launches)
         before = workload.context_len + workload.cached_len
         attended = tokens * before + tokens * (workload.input_len - workload.cached_len + 1) // 2
         context = finished * before
-        absorbed = self.engine.absorbs_context and context > 0
+        absorbed = context > 0 and self.engine.absorbs_context(self.deployment)
         return PrefillChunk(tokens, finished, attended, finished, context, absorbed), launches
 
     def operations(self, batch: Batch) -> Iterator[PricedOp]:
@@ -254,13 +268,14 @@ class Predictor:
             self.price,
             workload,
             policy.loop,
-            self._decode_slots(workload),
+            self.decode_slots(workload),
             self.mid_decode(workload),
             self.mid_prefill(workload),
             self.price.idle_turn,
             self.deployment.engine.tokens_per_step,
         )
-        rate = self.deployment.plan.replicas * steady.output_tokens_per_s
+        replicas = self.deployment.plan.replicas
+        rate = steady.output_tokens_per_s * (min(replicas, workload.concurrency) if workload.closed_loop else replicas)
         return replace(steady, output_tokens_per_s=rate)
 
     def predict(
@@ -284,7 +299,8 @@ class Predictor:
             self.deployment, workload, detail, self.kv_capacity_tokens, memory, runs, self.steady_state(workload)
         )
 
-    def _check_kv(self, workload: Workload) -> None:
+    def check_kv(self, workload: Workload) -> None:
+        """Raises InfeasibleDeployment when the KV cache does not hold a single request of the load."""
         room = self.kv_capacity_tokens // self.deployment.plan.attention_dp
         if workload.tokens_per_request > room:
             raise InfeasibleDeployment(

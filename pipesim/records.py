@@ -1,14 +1,14 @@
 """What happened to each request of some runs, as a CSV file with a row per request and seed."""
 
-import os
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from pipesim.errors import UsageError
+from pipesim.files import unwritable, whole_file
 from pipesim.timeline import Timeline
 from pipesim.units import PICOSECONDS_PER_SECOND
 
+FLAG = "--requests"
 COLUMNS = (
     "seed",
     "index",
@@ -32,16 +32,11 @@ class RequestRecords:
 
     def __init__(self, path: Path) -> None:
         self._path = path.resolve()
-        self._draft = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        self._whole = whole_file(path, FLAG)
         self._file: TextIO
 
     def __enter__(self) -> Self:
-        if self._path.exists() and not self._path.is_file():
-            raise self._refusal("it is no regular file")
-        try:
-            self._file = self._draft.open("w", encoding="utf-8", newline="")
-        except OSError as error:
-            raise self._refusal(error.strerror or str(error)) from None
+        self._file = self._whole.__enter__()
         self._file.write(",".join(COLUMNS) + "\n")
         return self
 
@@ -58,22 +53,12 @@ class RequestRecords:
         try:
             self._file.writelines(f"{seed},{index},{','.join(map(str, row))}\n" for index, row in enumerate(rows))
         except OSError as error:
-            raise self._refusal(error.strerror or str(error)) from None
+            raise unwritable(FLAG, self._path, error.strerror or str(error)) from None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._file.close()
-            if kind is None:
-                self._draft.replace(self._path)
-        except OSError as failure:
-            raise self._refusal(failure.strerror or str(failure)) from None
-        finally:
-            self._draft.unlink(missing_ok=True)
-
-    def _refusal(self, reason: str) -> UsageError:
-        return UsageError("--requests", str(self._path), f"a file that can be written ({reason})")
+        self._whole.__exit__(kind, error, trace)
 
 
 def _seconds(picoseconds: int) -> str:

@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipesim.deployment import ParallelPlan
+from pipesim.closed_form import SteadyState
+from pipesim.deployment import Deployment, ParallelPlan
 from pipesim.explain import NAMES, binding_limit, notes
 from pipesim.metrics import Latency
 from pipesim.prediction import Prediction
@@ -22,51 +23,17 @@ GIB = 2**30
 
 def predict_json(prediction: Prediction) -> dict[str, Any]:
     """Returns the object that `predict --json` prints (architecture, section 6)."""
-    deployment, workload = prediction.deployment, prediction.workload
-    steady, confidence = prediction.closed_form, Confidence(prediction)
-    numbers = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
-    latencies = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-    metrics: dict[str, Any] = {name: prediction.mean(name) for name in numbers}
-    metrics |= {name: prediction.latency(name)._asdict() for name in latencies}
-    metrics |= {name: prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")}
+    deployment, confidence = prediction.deployment, Confidence(prediction)
     return {
         "schema_version": 1,
         "feasible": True,
         "method": "simulation",
         "detail": prediction.detail,
-        "deployment": {
-            "model": deployment.model.name,
-            "hardware": deployment.hardware.name,
-            "engine": deployment.engine.name,
-            "tp": deployment.plan.tp,
-            "pp": deployment.plan.pp,
-            **deployment.plan.further_kinds,
-            "layer_partition": list(deployment.layers),
-            "cuda_graph": deployment.engine.cuda_graph,
-        },
-        "workload": {
-            "concurrency": workload.concurrency,
-            "input_len": workload.input_len,
-            "output_len": workload.output_len,
-            "num_prompts": workload.num_prompts,
-            "random_range_ratio": workload.random_range_ratio,
-            "context_len": workload.context_len,
-            "request_rate": "inf" if workload.request_rate == math.inf else workload.request_rate,
-            "burstiness": workload.burstiness,
-            "max_concurrency": workload.max_concurrency,
-            "duration_s": workload.duration_s,
-            "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
-            "warm_up": workload.warm_up,
-            "trace": str(workload.trace.path) if workload.trace else None,
-            "seeds": len(prediction.runs),
-        },
-        "metrics": metrics,
+        "deployment": deployment_json(deployment),
+        "workload": workload_json(prediction.workload) | {"seeds": len(prediction.runs)},
+        "metrics": metrics_json(prediction),
         "interval": {name: list(confidence.interval(name)) for name in HEADLINES} | {"level": LEVEL},
-        "closed_form": {
-            "output_tokens_per_s": steady.output_tokens_per_s,
-            "step_time_s": steady.step_time_s,
-            "bubble_fraction": steady.bubble_fraction,
-        },
+        "closed_form": closed_form_json(prediction.closed_form),
         "breakdown": prediction.breakdown,
         "binding_limit": binding_limit(prediction),
         "notes": notes(prediction),
@@ -77,6 +44,59 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             for rank in range(deployment.plan.tp)
         ],
         "basis": prediction.basis,
+    }
+
+
+def deployment_json(deployment: Deployment) -> dict[str, Any]:
+    """Returns what runs where, as every answer names it."""
+    return {
+        "model": deployment.model.name,
+        "hardware": deployment.hardware.name,
+        "engine": deployment.engine.name,
+        "tp": deployment.plan.tp,
+        "pp": deployment.plan.pp,
+        **deployment.plan.further_kinds,
+        "layer_partition": list(deployment.layers),
+        "cuda_graph": deployment.engine.cuda_graph,
+    }
+
+
+def workload_json(workload: Workload) -> dict[str, Any]:
+    """Returns the load, as every answer names it."""
+    return {
+        "concurrency": workload.concurrency,
+        "input_len": workload.input_len,
+        "output_len": workload.output_len,
+        "num_prompts": workload.num_prompts,
+        "random_range_ratio": workload.random_range_ratio,
+        "context_len": workload.context_len,
+        "request_rate": "inf" if workload.request_rate == math.inf else workload.request_rate,
+        "burstiness": workload.burstiness,
+        "max_concurrency": workload.max_concurrency,
+        "duration_s": workload.duration_s,
+        "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
+        "warm_up": workload.warm_up,
+        "trace": str(workload.trace.path) if workload.trace else None,
+    }
+
+
+def metrics_json(prediction: Prediction) -> dict[str, Any]:
+    """Returns the numbers of a prediction, means over seeds."""
+    numbers = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
+    latencies = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+    metrics: dict[str, Any] = {name: prediction.mean(name) for name in numbers}
+    metrics |= {name: prediction.latency(name)._asdict() for name in latencies}
+    return metrics | {
+        name: prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")
+    }
+
+
+def closed_form_json(steady: SteadyState) -> dict[str, Any]:
+    """Returns the closed form beside a prediction."""
+    return {
+        "output_tokens_per_s": steady.output_tokens_per_s,
+        "step_time_s": steady.step_time_s,
+        "bubble_fraction": steady.bubble_fraction,
     }
 
 
@@ -236,7 +256,8 @@ def _gpu_table(prediction: Prediction) -> list[str]:
     for stage in range(deployment.plan.pp):
         busy, bubble = prediction.stage_share(stage)
         gpus, first = deployment.plan.stage_gpus(stage), deployment.first_layer(stage)
-        name = f"{gpus[0]}" if len(gpus) == 1 else f"{gpus[0]}–{gpus[-1]}"
+        in_a_row = len(gpus) > 1 and list(gpus) == list(range(gpus[0], gpus[0] + len(gpus)))
+        name = f"{gpus[0]}–{gpus[-1]}" if in_a_row else ",".join(map(str, gpus))
         layers = f"{first}–{first + deployment.layers[stage] - 1}"
         weights, free = prediction.memory[stage].weights / GIB, prediction.free_bytes(stage) / GIB
         lines.append(
@@ -321,11 +342,13 @@ def explain_json(explanation: "Explanation") -> dict[str, Any]:
 
 def validate_text(validation: "Validation") -> str:
     """Returns the table that `validate` prints."""
-    lines = [f"{'run':<18}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
+    width = max([16, *(len(row.id) for row in validation.rows)]) + 2
+    lines = [f"{'run':<{width}}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
     for row in validation.rows:
         metric = row.metric.removesuffix("_per_s") + "/s" if row.metric.endswith("_per_s") else row.metric
+        measured, predicted = (_figure(row.metric, value) for value in (row.measured, row.predicted))
         lines.append(
-            f"{row.id:<18}{metric:<22}{row.measured:>9,.1f}{row.predicted:>10,.1f}{row.relative_error:>+8.1%}"
+            f"{row.id:<{width}}{metric:<22}{measured:>9}{predicted:>10}{row.relative_error:>+8.1%}"
             f"{row.tolerance:>6.0%}  {_verdict(row):<11}".rstrip()
         )
     lines.append("")
@@ -345,11 +368,19 @@ def validate_markdown(validation: "Validation") -> str:
     """Returns the same table in Markdown."""
     lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
     lines += [
-        f"| {row.id} | {row.metric} | {row.measured:,.1f} | {row.predicted:,.1f} | {row.relative_error:+.1%} "
+        f"| {row.id} | {row.metric} | {_figure(row.metric, row.measured)} | {_figure(row.metric, row.predicted)} "
+        f"| {row.relative_error:+.1%} "
         f"| {row.tolerance:.0%} | {_verdict(row)} |"
         for row in validation.rows
     ]
     return "\n".join(lines)
+
+
+def _figure(metric: str, value: float) -> str:
+    """Returns a measured or predicted figure: times to three digits, others to a tenth, tokens whole."""
+    if metric.endswith("_s") and not metric.endswith("_per_s"):
+        return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if metric.endswith("_tokens") else f"{value:,.1f}"
 
 
 def _verdict(row: "Comparison") -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.errors import PipesimError, ProfileError
 from pipesim.measured import MeasuredRun, Runs
 from pipesim.prediction import Prediction, Predictor, deploy
@@ -47,17 +47,26 @@ def predict_run(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None 
         raise PipesimError(f'run "{run.id}": {error}') from None
 
 
-def _predict(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None = None) -> Prediction:
+def workload_of(run: MeasuredRun) -> Workload:
+    """Returns the load of a run. Raises UsageError for numbers that no load could have."""
     load = run.workload
-    workload = Workload(
+    return Workload(
         num_prompts=load.num_prompts or load.waves * load.concurrency,
         spacing_s=load.spacing,
         **load.model_dump(exclude={"num_prompts", "waves", "spacing"}),
     )
-    deployment = deploy(
+
+
+def deployment_of(run: MeasuredRun) -> Deployment:
+    """Returns what a run was measured on. Raises PipesimError when its model cannot be split so on its box."""
+    return deploy(
         load_model(run.model),
         load_hardware(run.hardware),
         ParallelPlan(**run.plan.model_dump()),
         EngineSettings(**run.engine.model_dump()),
     )
-    return Predictor(deployment, scale).predict(workload, seeds)
+
+
+def _predict(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None = None) -> Prediction:
+    workload = workload_of(run)
+    return Predictor(deployment_of(run), scale).predict(workload, seeds)

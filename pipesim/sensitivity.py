@@ -83,34 +83,32 @@ def log_stds(hardware: HardwareProfile) -> dict[str, float]:
 class Confidence:
     """How sure one prediction is."""
 
-    def __init__(self, prediction: Prediction) -> None:
+    def __init__(self, prediction: Prediction, known: tuple[Sensitivity, ...] | None = None) -> None:
         self.prediction = prediction
+        self._known = known
 
     @cached_property
     def sensitivities(self) -> tuple[Sensitivity, ...]:
-        """Every group of constants, by the closed form, each moved one standard deviation both ways; largest first."""
-        deployment, workload = self.prediction.deployment, self.prediction.workload
-        found, used = [], Predictor(deployment).constants(workload)
-        for constant, std in log_stds(deployment.hardware).items():
-            if not std or constant not in used:
-                continue
-            low, high = (_steady(deployment, workload, {constant: math.exp(sign * std)}) for sign in (-1, 1))
-            throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, std)
-            step, prefill = (
-                _slope(getattr(low, name), getattr(high, name), std) for name in ("step_time_s", "prefill_time_s")
-            )
-            found.append(Sensitivity(constant, std, throughput, step, prefill))
-        return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))
+        """What each group of constants does to the prediction."""
+        return self._known or sensitivities(self.prediction.deployment, self.prediction.workload)
 
     def log_std(self, metric: str) -> float:
         """Returns the log standard deviation of one headline metric."""
-        prediction, deployment = self.prediction, self.prediction.deployment
         constants = sum((item.of(metric) * item.log_std) ** 2 for item in self.sensitivities)
-        seeds = pvariance([math.log(value) for value in prediction.over_seeds(metric) if value > 0] or [0.0])
-        beyond = (DATASHEET_STD * prediction.basis["datasheet"]) ** 2
-        beyond += (EXTRAPOLATED_STD * prediction.extrapolated_fraction) ** 2
-        beyond += OTHER_VERSION_STD**2 if other_version(deployment) else 0.0
-        return math.sqrt(constants + seeds + beyond + deployment.hardware.uncertainty.end_to_end**2)
+        end_to_end = self.prediction.deployment.hardware.uncertainty.end_to_end
+        return math.sqrt(constants + self.seed_variance(metric) + self.doubt_variance + end_to_end**2)
+
+    def seed_variance(self, metric: str) -> float:
+        """Returns the log variance of one headline metric over lengths and arrivals."""
+        return pvariance([math.log(value) for value in self.prediction.over_seeds(metric) if value > 0] or [0.0])
+
+    @property
+    def doubt_variance(self) -> float:
+        """Log variance for weak evidence: datasheet figures, sizes never measured, another version of the engine."""
+        prediction = self.prediction
+        variance = (DATASHEET_STD * prediction.basis["datasheet"]) ** 2
+        variance += (EXTRAPOLATED_STD * prediction.extrapolated_fraction) ** 2
+        return variance + (OTHER_VERSION_STD**2 if other_version(prediction.deployment) else 0.0)
 
     def interval(self, metric: str) -> tuple[float, float]:
         """Returns the 80 % interval of one headline metric."""
@@ -119,9 +117,24 @@ class Confidence:
         return middle / spread, middle * spread
 
 
+def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivity, ...]:
+    """Returns every group of constants, by the closed form, each moved one log std both ways; largest first."""
+    found, used = [], Predictor(deployment).constants(workload)
+    for constant, std in log_stds(deployment.hardware).items():
+        if not std or constant not in used:
+            continue
+        low, high = (_steady(deployment, workload, {constant: math.exp(sign * std)}) for sign in (-1, 1))
+        throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, std)
+        step, prefill = (
+            _slope(getattr(low, name), getattr(high, name), std) for name in ("step_time_s", "prefill_time_s")
+        )
+        found.append(Sensitivity(constant, std, throughput, step, prefill))
+    return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))
+
+
 def other_version(deployment: Deployment) -> bool:
     """Returns whether the engine version asked for is another minor version than that of the measured kernels."""
-    asked, measured = deployment.engine.version, deployment.hardware.measured_with.get(deployment.engine.name)
+    asked, measured = deployment.engine.version, deployment.hardware.measured_with.get(deployment.engine.kernels)
     return asked is not None and measured is not None and asked.split(".")[:2] != measured.split(".")[:2]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from pipesim.measured import MeasuredRun, Role, Runs
+from pipesim.measured import KV_CAPACITY, MeasuredRun, Role, Runs
 from pipesim.runs import predict_run
 from pipesim.sensitivity import Confidence
 
@@ -55,8 +55,12 @@ class Validation:
 
     @property
     def coverage(self) -> float:
-        """Share of the judged rows whose measured figure lies in the predicted interval; 0 when there is none."""
-        return fmean(row.covered for row in self.judged) if self.judged else 0.0
+        """Share of the judged rows whose measured figure lies in the predicted interval; 0 when there is none.
+
+        KV capacity has no interval and is left out.
+        """
+        unsure = [row for row in self.judged if row.metric != KV_CAPACITY]
+        return fmean(row.covered for row in unsure) if unsure else 0.0
 
     @property
     def mean_abs_relative_error(self) -> float:
@@ -95,15 +99,13 @@ def compare(run: MeasuredRun, seeds: int) -> list[Comparison]:
     """Returns the comparison of each figure of one run."""
     prediction = predict_run(run, seeds)
     confidence = Confidence(prediction)
-    return [
-        Comparison(
-            id=run.id,
-            metric=metric,
-            measured=value,
-            predicted=fmean(prediction.over_seeds(metric)),
-            interval=confidence.interval(metric),
-            tolerance=run.tolerance.get(metric, 0.0),
-            role=run.role,
-        )
-        for metric, value in run.measured.items()
-    ]
+    rows = []
+    for metric, value in run.measured.items():
+        if metric == KV_CAPACITY:
+            predicted = float(prediction.kv_capacity_tokens)
+            interval = predicted, predicted
+        else:
+            predicted, interval = fmean(prediction.over_seeds(metric)), confidence.interval(metric)
+        tolerance = run.tolerance.get(metric, 0.0)
+        rows.append(Comparison(run.id, metric, value, predicted, interval, tolerance, run.role))
+    return rows

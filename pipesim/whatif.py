@@ -9,6 +9,7 @@ from typing import Literal
 from pipesim.deployment import Deployment, EngineSettings
 from pipesim.engines import ENGINES, all_reduce_preference
 from pipesim.errors import PipesimError
+from pipesim.partition import balanced_partition
 from pipesim.passes import StagePrice
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
@@ -124,7 +125,7 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
             yield label, deploy(deployment.model, box, own, changed)
         except PipesimError:
             continue
-    partition = balanced_partition(deployment, workload)
+    partition = balanced_partition(Predictor(deployment), workload)
     if partition != deployment.layers:
         text = ",".join(map(str, partition))
         moved = replace(plan, layer_partition=partition)
@@ -165,25 +166,6 @@ def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettin
             label = f"AllReduce of the {word} published host of the kind"
             found.append((label, settings, hardware.with_all_reduce_scaled(factor)))
     return found
-
-
-def balanced_partition(deployment: Deployment, workload: Workload) -> tuple[int, ...]:
-    """Returns the layers of each stage with the shortest slowest decode stage, moving one layer at a time."""
-    layers = list(deployment.layers)
-    times = _stage_times(deployment, workload, layers)
-    while len(layers) > 1:
-        slowest, fastest = times.index(max(times)), times.index(min(times))
-        moved = [count - (s == slowest) + (s == fastest) for s, count in enumerate(layers)]
-        candidate = _stage_times(deployment, workload, moved) if min(moved) > 0 else times
-        if max(candidate) >= max(times):
-            break
-        layers, times = moved, candidate
-    return tuple(layers)
-
-
-def _stage_times(deployment: Deployment, workload: Workload, layers: list[int]) -> list[int]:
-    predictor = Predictor(replace(deployment, layers=tuple(layers)))
-    return list(predictor.price(predictor.mid_decode(workload)).totals)
 
 
 def _words(prediction: Prediction, changes: list[Change]) -> Iterator[str]:

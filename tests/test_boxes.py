@@ -9,6 +9,7 @@ import tomlkit
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pipesim.calibration import write_launch_time
 from pipesim.cost import CostModel
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.engines import all_reduce_preference
@@ -25,8 +26,8 @@ from pipesim.workload import DecodeStep, Workload
 from tests.conftest import BOX, KIMI, ROOT, RunCli
 
 NAMES = sorted(path.stem for path in (ROOT / "hardware_profiles").glob("*.toml"))
-BORROWERS = [name for name in NAMES if "[borrows]" in (ROOT / "hardware_profiles" / f"{name}.toml").read_text("utf-8")]
 BOXES = {name: load_hardware(name) for name in NAMES}
+BORROWERS = [name for name, box in BOXES.items() if any(key.startswith("borrowed-kernels") for key in box.sources)]
 LOAD = Workload(concurrency=8, num_prompts=16, input_len=128, output_len=16)
 
 
@@ -61,7 +62,7 @@ def test_enough_nodes_of_any_kind_predict_kimi(name: str) -> None:
     nodes = next((n for n in (2, 4) if BOXES[name].gpu.memory * 8 * n > 900e9), 8)
     box = load_hardware(name.replace("-x8", f"-{nodes}x8") if "tuned" not in name else f"{name}-n{nodes}")
     assert (box.gpus, box.nodes) == (8 * nodes, nodes)
-    predictor = Predictor(deploy(KIMI, box, ParallelPlan(8, nodes), EngineSettings()))
+    predictor = Predictor(deploy(KIMI, box, ParallelPlan(8, nodes), EngineSettings(mem_fraction_static=0.9)))
     assert predictor.steady_state(LOAD).output_tokens_per_s > 0
 
 
@@ -99,13 +100,29 @@ def test_sixteen_gpus_that_come_eight_to_a_server_are_two_nodes(given_: str) -> 
     assert box.sources[box.network.source].basis == "datasheet"
 
 
+def test_a_box_of_ones_own_is_cut_and_multiplied_by_its_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPESIM_PROFILES", str(tmp_path))
+    (tmp_path / "my-box.toml").write_text('schema_version = 1\nextends = "l40s-x4"\nname = "my-box"\n', "utf-8")
+    named = {name: load_hardware(name) for name in ("my-box", "My_Box", "my-box-x2", "my-box-n3")}
+    assert {name: box.gpus for name, box in named.items()} == {
+        "my-box": 4,
+        "My_Box": 4,
+        "my-box-x2": 2,
+        "my-box-n3": 12,
+    }
+    assert [box.name for box in named.values()] == ["my-box", "my-box", "my-box-x2", "my-box-n3"]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("rtx-4091-x8", "did you mean rtx-4090-x8?"),
-        ("h100-sxm-x12", "1 to 8 H100 SXM in a node is wanted"),
-        ("rtx-pro-6000-x64", "in a node is wanted"),
-        ("rtx-4090-x0", "in a node is wanted"),
+        ("h100-sxm-x12", "1 to 8 H100 SXM in a node, and 1 to 256 nodes is wanted"),
+        ("rtx-pro-6000-x64", "in a node, and"),
+        ("rtx-4090-x0", "in a node, and"),
+        ("h100-sxm-x8-n0", "1 to 256 nodes is wanted"),
     ],
 )
 def test_a_box_that_nobody_has_is_refused_with_what_there_is(run_cli: RunCli, name: str, words: str) -> None:
@@ -213,16 +230,17 @@ def test_a_borrowed_constant_says_so_rests_on_a_datasheet_and_is_less_sure_than_
     box = BOXES[name]
     lenders = [key for key in NAMES if any(f"borrowed from {key}" in source.text for source in box.sources.values())]
     lender = BOXES[next(key for key in lenders if BOXES[key].efficiency.keys() >= box.efficiency.keys())]
-    for kernel, entry in box.efficiency.items():
-        source = box.sources[entry.source]
-        assert source.basis == "datasheet"
-        assert source.text.startswith("borrowed from ")
+    borrowed = {
+        kernel: entry
+        for kernel, entry in box.efficiency.items()
+        if box.sources[entry.source].text.startswith("borrowed from ")
+    }
+    for kernel, entry in borrowed.items():
+        assert box.sources[entry.source].basis == "datasheet"
         assert entry.fit_error > lender.efficiency[kernel].fit_error
         assert entry.floor == lender.efficiency[kernel].floor
     own, lent = log_stds(box), log_stds(lender)
-    assert all(
-        own[kernel] > lent[kernel] for kernel in lent if kernel.startswith(("gemm", "moe", "mla")) and kernel in own
-    )
+    assert all(own[kernel] > lent[kernel] for kernel in {name.partition("@")[0] for name in borrowed} if kernel in lent)
 
 
 def test_an_answer_that_rests_on_borrowed_constants_has_the_wider_interval_and_says_so(run_cli: RunCli) -> None:
@@ -237,13 +255,16 @@ def test_an_answer_that_rests_on_borrowed_constants_has_the_wider_interval_and_s
     assert ran.json["basis"]["datasheet"] > 0.5
 
 
-def test_what_is_borrowed_from_one_chip_meets_what_was_measured_on_its_sister_within_its_own_spread() -> None:
-    """H100 and H200 are one chip with other memory: with H100's fractions H200 comes out near its own fits."""
-    h200 = BOXES["h200-sxm-x8"]
-    borrowed = h200.model_copy(update={"efficiency": BOXES["h100-sxm-x8"].efficiency})
-    for batch in (DecodeStep(16, 1000, 16, True), DecodeStep(64, 1000, 64, True)):
-        own, lent = (PassPricer(_deployment(box, ParallelPlan(8)))(batch).totals[0] for box in (h200, borrowed))
-        assert lent == pytest.approx(own, rel=0.2)
+@pytest.mark.parametrize(("name", "lender"), [("h200-sxm-x8", "h100-sxm-x8"), ("rtx-pro-6000-x8", "l40s-x8")])
+def test_a_decode_step_with_borrowed_fractions_comes_out_near_that_with_its_own(name: str, lender: str) -> None:
+    """Both boxes were measured, so what borrowing errs is seen: 1 to 11 %, and up to 47 % in prefill."""
+    measured = BOXES[name]
+    sources = {**measured.sources, **BOXES[lender].sources}
+    borrowed = measured.model_copy(update={"efficiency": BOXES[lender].efficiency, "sources": sources})
+    for plan in (ParallelPlan(8), ParallelPlan(1, 8)):
+        for batch in (DecodeStep(16, 1000, 16, True), DecodeStep(64, 1000, 64, True)):
+            own, lent = (PassPricer(_deployment(box, plan))(batch).totals[0] for box in (measured, borrowed))
+            assert lent == pytest.approx(own, rel=0.12)
 
 
 def test_curves_between_pcie_boxes_keep_their_latency_and_scale_with_the_links() -> None:
@@ -400,3 +421,27 @@ def test_a_slice_sent_with_half_the_share_takes_twice_the_time_beyond_the_launch
 
 def test_shipped_names_are_found_without_a_folder_of_ones_own() -> None:
     assert set(NAMES) <= set(available("hardware"))
+
+
+@pytest.mark.parametrize("name", ["l40s-x8", "rtx-4090-x8", "rtx-pro-6000-x8-tuned"])
+def test_a_box_that_rests_on_another_can_be_calibrated_in_place(name: str, tmp_path: Path, run_cli: RunCli) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text((ROOT / "hardware_profiles" / f"{name}.toml").read_text("utf-8"), encoding="utf-8")
+    ran = run_cli("calibrate", path, "--nccl-tests", ROOT / "tests" / "data" / "nccl_two_tests_8.txt")
+    assert ran.code == 0, ran.err
+    box = load_hardware(str(path))
+    curve = next(c for c in box.collectives if (c.op, c.ranks, c.implementation) == ("all_reduce", 8, "nccl"))
+    assert "nccl_two_tests_8.txt" in box.sources[curve.source].text
+    write_launch_time(path, 1e-5)
+    assert load_hardware(str(path)).host == BOXES[name].host.model_copy(update={"eager_launch": 1e-5})
+
+
+def test_a_box_without_a_file_is_not_calibrated_but_told_how_to_get_one(run_cli: RunCli) -> None:
+    ran = run_cli("calibrate", "rtx-4090-x2", "--nccl-tests", ROOT / "tests" / "data" / "nccl_two_tests_8.txt")
+    assert (ran.code, ran.out) == (2, "")
+    assert "pipesim profiles show rtx-4090-x2 > my-box.toml" in ran.err
+
+
+def test_the_schema_knows_what_a_profile_may_rest_on(run_cli: RunCli) -> None:
+    properties = run_cli("profiles", "schema", "hardware").json["properties"]
+    assert {"extends", "borrows", "network", "topology"} <= properties.keys()

@@ -7,13 +7,14 @@ import pytest
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.explain import notes
 from pipesim.measured import Runs
+from pipesim.partition import balanced_partition
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.runs import load_runs
 from pipesim.sensitivity import HEADLINES, Confidence
 from pipesim.validate import Validation, validate
-from pipesim.whatif import Explanation, balanced_partition, explain
+from pipesim.whatif import Explanation, explain
 from pipesim.workload import Workload
 from tests.conftest import RunCli
 
@@ -131,7 +132,7 @@ def test_explain_finds_the_slot_cap_and_a_better_layer_split(kimi: ModelProfile,
     prediction = predicted(kimi, box, ParallelPlan(1, 8), load, pp_max_micro_batch_size=64)
     changes = {change.label: change.speedup for change in explain(prediction).changes if change.kind == "switch"}
     assert changes["slot cap 8 (--pp-max-micro-batch-size 8)"] > 1.4
-    partition = balanced_partition(prediction.deployment, load)
+    partition = balanced_partition(Predictor(prediction.deployment), load)
     assert sum(partition) == 61
     assert partition[-1] < 8, "the stage with the head holds fewer layers"
 

@@ -504,7 +504,7 @@ def test_an_eager_stage_lasts_as_long_as_the_longer_of_its_launches_and_its_kern
     def priced(launch: float) -> tuple[tuple[int, ...], int]:
         host = BOX.host.model_copy(update={"eager_launch": launch})
         price = PassPricer(deployment(*plan, BOX.model_copy(update={"host": host})))(step)
-        return price.totals, price.launch
+        return price.totals, price.launches[0]
 
     kernels, _ = priced(0.0)
     totals, launch = priced(eager_launch)

@@ -52,6 +52,7 @@ def squeezed(
     output_len=st.integers(1, 60),
     chunk=st.sampled_from([None, 64]),
     drafts=st.sampled_from([(), (0.6, 0.4)]),
+    mixed=st.booleans(),
 )
 def test_no_token_is_lost_and_the_kv_cache_never_overflows_however_small_it_is(
     engine: str,
@@ -61,10 +62,16 @@ def test_no_token_is_lost_and_the_kv_cache_never_overflows_however_small_it_is(
     output_len: int,
     chunk: int | None,
     drafts: tuple[float, ...],
+    mixed: bool,
 ) -> None:
     workload = Workload(users, 15, 50, output_len, 0.5)
     kv_tokens = int(room * (workload.tokens_per_request + 8))
-    flags = EngineSettings(engine, chunked_prefill_size=chunk, speculative_acceptance=drafts)  # type: ignore[arg-type]
+    flags = EngineSettings(
+        engine,  # type: ignore[arg-type]
+        chunked_prefill_size=chunk,
+        speculative_acceptance=drafts,
+        enable_mixed_chunk=mixed and engine == "sglang" and not drafts,
+    )
     timeline, policy, least = squeezed(workload, kv_tokens, ParallelPlan(*split), flags)
     assert policy.idle
     assert least >= -1e-6

@@ -39,6 +39,9 @@ class OneByOne:
         self.decode_gaps = DecodeGaps()
         self._waiting: deque[Request] = deque()
 
+    def measure(self, first_stage: object) -> None:
+        pass
+
     def submit(self, request: Request) -> None:
         self._waiting.append(request)
 
@@ -58,7 +61,7 @@ class OneByOne:
 
 
 def price(batch: Batch) -> PassPrice:
-    return PassPrice((StagePrice({"experts": batch.tokens * 1_000}, {}),), (), 0, 0, 0, 0)
+    return PassPrice((StagePrice({"experts": batch.tokens * 1_000}, {}),), (), 0, (0,), 0, 0)
 
 
 def served(load: Workload, seed: int, random_service: bool = False) -> Timeline:

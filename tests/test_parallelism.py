@@ -382,6 +382,39 @@ def test_replicas_under_equal_loads_add_their_rates_and_keep_their_latencies(bal
     assert pair.stages[0].by_category["experts"] == pytest.approx(alone.stages[0].by_category["experts"])
 
 
+@given(
+    replicas=st.integers(2, 4),
+    rate=st.sampled_from([0.5, 5.0, 50.0]),
+    limit=st.none() | st.integers(4, 8),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=20)
+def test_in_an_open_loop_each_arrival_goes_to_the_server_with_the_fewest_requests(
+    replicas: int, rate: float, limit: int | None, seed: int
+) -> None:
+    load = Workload(num_prompts=24, input_len=300, output_len=12, random_range_ratio=0.9, request_rate=rate)
+    load = dataclasses.replace(load, max_concurrency=limit)
+    whole = run(ParallelPlan(8, replicas=replicas, balancer="least-loaded"), load).simulate(load, seed)
+    assert sorted(np.concatenate([one.request_index for one in whole.replicas]).tolist()) == list(range(24))
+    if limit is None:
+        home = {int(index): which for which, one in enumerate(whole.replicas) for index in one.request_index}
+        for index, arrival in enumerate(whole.arrival.tolist()):
+            inside = [int(((one.arrival < arrival) & (one.last_token > arrival)).sum()) for one in whole.replicas]
+            assert inside[home[index]] == min(inside)
+    assert (whole.last_token >= whole.first_token).all()
+    assert int(whole.gap_weight.sum()) == int((whole.output_len - 1).sum())
+
+
+def test_looking_into_the_servers_beats_dealing_by_turn_where_lengths_differ() -> None:
+    waits = {}
+    load = Workload(num_prompts=150, input_len=100, output_len=40, random_range_ratio=1.0, request_rate=4.0)
+    for balancer in get_args(Balancer):
+        plan, one_by_one = ParallelPlan(8, replicas=3, balancer=balancer), EngineSettings(max_running_requests=1)
+        asked = Predictor(deploy(KIMI, WALL, plan, one_by_one))
+        waits[balancer] = np.mean([summarise(asked.simulate(load, seed)).ttft_s.mean for seed in range(6)])
+    assert waits["least-loaded"] < 0.9 * waits["round-robin"]
+
+
 def test_warm_up_is_left_out_of_pooled_replicas_by_completion() -> None:
     load = Workload(8, 48, 200, 20, spacing_s=0.001, random_range_ratio=0.5, warm_up=8)
     timeline = run(ParallelPlan(2, 4, replicas=2), load).simulate(load, 0)
@@ -429,12 +462,6 @@ def roomy(tmp_path: Path) -> Path:
         (("--engine", "vllm", "--tp", 8, "--dp-attention"), ("--dp-attention", "--engine"), "--data-parallel-size"),
         (("--tp", 8, "--ep", 4, "--enable-expert-parallel"), ("--ep", "--enable-expert-parallel"), "vLLM's flag"),
         (("--replicas", 0), ("--replicas",), "a whole number"),
-        (("--pp", 4, "--replicas", 2, "--concurrency", 1), ("--replicas",), "users"),
-        (
-            ("--pp", 4, "--replicas", 2, "--request-rate", 1, "--balancer", "least-loaded"),
-            ("--balancer",),
-            "closed loop only",
-        ),
     ],
 )
 def test_flags_that_clash_are_named_with_what_the_engine_would_do(

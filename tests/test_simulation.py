@@ -24,12 +24,13 @@ def deployments(draw: st.DrawFn) -> Deployment:
     """Any split of the box under any engine settings."""
     tp, pp = draw(st.sampled_from(SPLITS))
     running = draw(st.none() | st.integers(1, 40))
+    name = draw(st.sampled_from(["sglang", "vllm"]))
     return deploy(
         KIMI,
         BOX,
         ParallelPlan(tp, pp),
         EngineSettings(
-            name=draw(st.sampled_from(["sglang", "vllm"])),
+            name=name,
             cuda_graph=draw(st.booleans()),
             pp_max_micro_batch_size=draw(st.none() | st.integers(1, min(16, running or 16))),
             pp_async_batch_depth=draw(st.integers(0, 2)),
@@ -37,6 +38,8 @@ def deployments(draw: st.DrawFn) -> Deployment:
             chunked_prefill_size=draw(st.none() | st.integers(16, 600)),
             peer_access=draw(st.booleans()),
             async_scheduling=draw(st.booleans()),
+            enable_mixed_chunk=name == "sglang" and draw(st.booleans()),
+            enable_dynamic_chunking=name == "sglang" and draw(st.booleans()),
         ),
     )
 
@@ -210,9 +213,17 @@ def test_a_closed_loop_never_holds_more_requests_than_users() -> None:
     assert max(np.cumsum([step for _, step in events])) <= 5
 
 
-@given(workload=workloads, seed=st.integers(0, 9))
-def test_littles_law_holds_in_every_run(workload: Workload, seed: int) -> None:
-    timeline = predictor(2, 4, pp_max_micro_batch_size=4).simulate(workload, seed)
+FLAGS: list[dict[str, object]] = [
+    {"pp_max_micro_batch_size": 4},
+    {"enable_mixed_chunk": True, "enable_dynamic_chunking": True, "chunked_prefill_size": 256},
+    {"name": "vllm"},
+    {"name": "rebatch"},
+]
+
+
+@given(flags=st.sampled_from(FLAGS), workload=workloads, seed=st.integers(0, 9))
+def test_littles_law_holds_in_every_run(flags: dict[str, object], workload: Workload, seed: int) -> None:
+    timeline = predictor(2, 4, **flags).simulate(workload, seed)
     begin, end = timeline.window
     events = sorted([(int(t), 1) for t in timeline.arrival] + [(int(t), -1) for t in timeline.last_token])
     area, inside, before = 0, 0, begin

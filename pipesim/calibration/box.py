@@ -13,8 +13,8 @@ from pipesim.calibration.solve import Errors
 from pipesim.calibration.write import difference, write_profile
 from pipesim.importers import STACKS
 from pipesim.importers import kernel_tables as kernels
-from pipesim.profiles.hardware import Gpu, HardwareProfile
-from pipesim.profiles.store import read_toml, validated
+from pipesim.profiles.hardware import Gpu
+from pipesim.profiles.store import check_hardware_document, read_toml
 
 WIDTH = 80
 GEMM_FORMATS = {"fp8": ["fp8_block", "fp8"], "nvfp4": ["nvfp4"]}
@@ -43,7 +43,7 @@ def calibrate_hardware(profile_path: Path, system: str, dry_run: bool) -> Calibr
         PipesimError: without the package of the tables.
         ProfileError: for a system without tables, a profile or a table that cannot be used.
     """
-    gpu = validated(HardwareProfile, read_toml(profile_path), profile_path).gpu
+    gpu = check_hardware_document(read_toml(profile_path), profile_path).gpu
     fits, curves = fit_kernels(system, gpu), fit_curves(system)
     changes = difference(profile_path, [*fits, *curves])
     if not dry_run and changes:

@@ -49,7 +49,11 @@ def curves_from_nccl_tests(paths: Sequence[Path]) -> MeasuredCurves:
 def _fit(path: Path, measurement: CollectiveMeasurement) -> CurveFit:
     op: CollectiveOp = "all_reduce" if measurement.op == "all_reduce" else "all_gather"
     fit = fit_curve(op, measurement.ranks, "graph", "nccl", measurement.points)
-    return replace(fit, origin=f"nccl-tests {measurement.version}, {path.name}".replace("  ", " "))
+    return replace(fit, origin=f"{_tool(measurement.version)}, {path.name}")
+
+
+def _tool(version: str) -> str:
+    return version if version.startswith("nccl-tests") else f"nccl-tests {version}".strip()
 
 
 def measured_curves_text(curves: MeasuredCurves) -> str:

@@ -36,7 +36,7 @@ def calibration_runs(files: Sequence[Runs], hardware: str) -> list[MeasuredRun]:
         ProfileError: when there is none, since runs of other roles are evidence and no fit may use them.
     """
     runs = [run for file in files for run in file.run if run.hardware == hardware]
-    found = [run for run in runs if run.role == "calibration"]
+    found = [run for run in runs if run.role == "calibration" and run.timed]
     if not found:
         roles = ", ".join(sorted({run.role for run in runs}))
         given = f"runs of role {roles}" if runs else "no run of this box"
@@ -57,7 +57,7 @@ def fit_runs(files: Sequence[Runs], hardware: HardwareProfile) -> RunFit:
     for run in runs:
         prediction = predict_run(run, SEEDS, {"launch": factor})
         confidence = Confidence(prediction)
-        for metric, measured in run.measured.items():
+        for metric, measured in run.timed.items():
             errors.append(math.log(fmean(prediction.over_seeds(metric)) / measured))
             of_constants = confidence.log_std(metric) ** 2 - hardware.uncertainty.end_to_end**2
             excess.append(errors[-1] ** 2 - of_constants)
@@ -74,7 +74,7 @@ def _launch_factor(runs: Sequence[MeasuredRun]) -> float:
         return [
             math.log(fmean(prediction.over_seeds(metric)) / measured)
             for prediction, run in zip(predictions, runs, strict=True)
-            for metric, measured in run.measured.items()
+            for metric, measured in run.timed.items()
         ]
 
     bound = math.log(LARGEST_FACTOR)

@@ -14,7 +14,7 @@ from pipesim.errors import ProfileError
 from pipesim.importers import STACKS
 from pipesim.importers.kernel_tables import PACKAGE, Table, extra, package_version
 from pipesim.profiles.hardware import CollectiveCurve, Efficiency, HardwareProfile
-from pipesim.profiles.store import read_toml, validated
+from pipesim.profiles.store import check_hardware_document, read_toml
 from pipesim.units import format_quantity
 
 Fit = KernelFit | CurveFit
@@ -93,17 +93,17 @@ def source_key(fit: Fit) -> str:
 
 def _with_launch_time(path: Path, seconds: float) -> str:
     tomlkit = extra("tomlkit")
-    validated(HardwareProfile, read_toml(path), path)
+    check_hardware_document(read_toml(path), path)
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    document["host"]["eager_launch"] = f"{seconds * 1e6:.3g} us"
+    _child(tomlkit, document, "host")["eager_launch"] = f"{seconds * 1e6:.3g} us"
     new = str(tomlkit.dumps(document))
-    validated(HardwareProfile, tomllib.loads(new), path)
+    check_hardware_document(tomllib.loads(new), path)
     return new
 
 
 def _updated(path: Path, fits: Sequence[Fit]) -> str:
     tomlkit = extra("tomlkit")
-    before = validated(HardwareProfile, read_toml(path), path)
+    before = check_hardware_document(read_toml(path), path)
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     efficiency = document.setdefault("efficiency", tomlkit.table(True))
     kernels = [fit for fit in fits if isinstance(fit, KernelFit)]
@@ -118,7 +118,7 @@ def _updated(path: Path, fits: Sequence[Fit]) -> str:
     for fit in curves:
         _update(tomlkit, _curve_table(tomlkit, document, fit.curve), _curve_entries(fit.curve, source_key(fit)))
     sources = document.setdefault("sources", tomlkit.table(True))
-    texts = {keys[fit.name]: source_text(fit) for fit in kernels} | _curve_texts(curves)
+    texts = {keys[fit.name]: source_text(fit) for fit in kernels} | curve_texts(curves)
     for key, text in texts.items():
         _update(tomlkit, _child(tomlkit, sources, key), {"basis": "fitted", "text": text})
     engines = {fit.cases.table.stack: fit.cases.table.version for fit in kernels}
@@ -128,7 +128,7 @@ def _updated(path: Path, fits: Sequence[Fit]) -> str:
     for key in [key for key in sources if key not in used]:
         sources.remove(key)
     new = str(tomlkit.dumps(document)).rstrip("\n") + "\n"
-    validated(HardwareProfile, tomllib.loads(new), path)
+    check_hardware_document(tomllib.loads(new), path)
     return new
 
 
@@ -168,7 +168,8 @@ def _curve_table(tomlkit: Any, document: Any, curve: CollectiveCurve) -> Any:
 
 def _cut_tail(table: Any) -> list[Any]:
     """Takes the blank lines and comments behind a table's last key, which belong to what follows it."""
-    body: list[Any] = table.value.body
+    last = table[-1] if isinstance(table, list) else table
+    body: list[Any] = getattr(getattr(last, "value", None), "body", [])
     tail: list[Any] = []
     while body and body[-1][0] is None:
         tail.insert(0, body.pop())
@@ -243,7 +244,8 @@ def _own_key(profile: HardwareProfile, fit: KernelFit) -> str:
     return entry.source if entry is not None and tabled and len(users) == 1 else source_key(fit)
 
 
-def _curve_texts(curves: Sequence[CurveFit]) -> dict[str, str]:
+def curve_texts(curves: Sequence[CurveFit]) -> dict[str, str]:
+    """Returns what a profile says of the origin of some curves, by `source_key`."""
     texts = {}
     for key in {source_key(fit): None for fit in curves}:
         same = [fit for fit in curves if source_key(fit) == key]

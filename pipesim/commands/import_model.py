@@ -15,7 +15,7 @@ from pipesim.profiles.store import validated
 @import_app.command("hf-config")
 def import_hf_config(
     config: Annotated[Path, typer.Argument(help="config.json, or the folder that it lies in.")],
-    name: Annotated[str | None, typer.Option("--name", help="Name of the profile [default: of the model].")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the profile (default: of the model).")] = None,
     output: Output = None,
     as_json: Json = False,
 ) -> None:

@@ -18,7 +18,7 @@ AnswerFile = Annotated[
     Path | None,
     typer.Option("-o", "--output", help=f"Also write the answer to a file: {' '.join((*TABLES, *PICTURES))}."),
 ]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write [default: print].")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write (default: print).")]
 
 import_app = typer.Typer(
     help="Turn the files that people already have into profiles, measured runs and flags.", no_args_is_help=True

@@ -3,9 +3,9 @@
 `ENGINES` is the only place where an engine is chosen by name; the simulator knows no engine.
 """
 
-from pipesim.engines import sglang, vllm
-from pipesim.engines.base import Engine, MicroBatch, Policy, Request, all_reduce_preference
+from pipesim.engines import rebatch, sglang, vllm
+from pipesim.engines.base import Engine, MicroBatch, Policy, Request, StagePolicy, all_reduce_preference
 
-ENGINES: dict[str, Engine] = {"sglang": sglang.ENGINE, "vllm": vllm.ENGINE}
+ENGINES: dict[str, Engine] = {"sglang": sglang.ENGINE, "vllm": vllm.ENGINE, "rebatch": rebatch.ENGINE}
 
-__all__ = ["ENGINES", "Engine", "MicroBatch", "Policy", "Request", "all_reduce_preference"]
+__all__ = ["ENGINES", "Engine", "MicroBatch", "Policy", "Request", "StagePolicy", "all_reduce_preference"]

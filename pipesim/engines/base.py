@@ -1,13 +1,14 @@
 """What the simulator asks of an engine, whichever it is."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
-from pipesim.workload import Batch, DecodeStep, Workload
+from pipesim.workload import Batch, DecodeStep, PrefillChunk, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +52,14 @@ class Request:
         return self.context_len + self.prompt_len + 1
 
 
+class Prompts(NamedTuple):
+    """Prompt tokens taken into one launch."""
+
+    chunk: PrefillChunk
+    finished: list[Request]
+    """Requests whose prompt ends with it."""
+
+
 @dataclass(slots=True, eq=False)
 class MicroBatch:
     """One launch: a batch, the slot it belongs to, and the requests whose prompt it finishes."""
@@ -67,6 +76,30 @@ class MicroBatch:
         return not isinstance(self.batch, DecodeStep)
 
 
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """What goes from stage to stage until a stage puts it together with others that wait before it."""
+
+    decoding: list[Request] = field(default_factory=list)
+    """Requests with one step each."""
+    kv_tokens: float = 0.0
+    """Tokens that they hold in the KV cache, those of the step included."""
+    prompts: list[Prompts] = field(default_factory=list)
+    beside_prompts: bool = False
+    """Whether a prompt ran in one batch with the decodes on some stage of this pass."""
+    launches: list[int] = field(default_factory=list)
+    """Launches of the first stage that it stems from."""
+    sent: int = -1
+    arrived: int = -1
+
+
+class StageBatch(NamedTuple):
+    """One batch of one stage, where every stage forms its own."""
+
+    parcel: Parcel
+    batch: Batch
+
+
 @dataclass(frozen=True, slots=True)
 class LoopShape:
     """How an engine's scheduler loop is ordered."""
@@ -81,12 +114,19 @@ class LoopShape:
     """Whether a micro-batch leaves the first stage only after that result is processed."""
     tokens_stay_on_gpu: bool = False
     """Whether a slot may be launched before its last result is on the host: the first stage waits for it instead."""
+    host_per_stage: bool = False
+    """Whether every stage's host walks the same turns, handles every result and waits for its neighbours' messages."""
+    batches_per_stage: bool = False
+    """Whether every stage forms batches of its own (`StagePolicy`), so that micro-batches merge and split."""
 
 
 class Policy(Protocol):
     """The scheduler of one run: it owns the queue and the slots, and knows no clock of its own."""
 
     loop: LoopShape
+
+    def measure(self, first_stage: Callable[[Batch], int]) -> None:
+        """Times batches [ps] on the first stage before any request comes, as an engine may at start-up."""
 
     def submit(self, request: Request) -> None:
         """Puts a request into the waiting queue."""
@@ -100,6 +140,28 @@ class Policy(Protocol):
     @property
     def idle(self) -> bool:
         """Whether no request waits or runs."""
+
+    @property
+    def decode_gaps(self) -> "DecodeGaps":
+        """Gaps between tokens so far."""
+
+
+class StagePolicy(Protocol):
+    """The schedulers of one run where every stage forms batches of its own."""
+
+    loop: LoopShape
+
+    def measure(self, first_stage: Callable[[Batch], int]) -> None:
+        """Times batches [ps] on the first stage before any request comes, as an engine may at start-up."""
+
+    def submit(self, request: Request) -> None:
+        """Puts a request into the waiting queue."""
+
+    def form(self, stage: int, waiting: deque[Parcel]) -> StageBatch | None:
+        """Takes what a free stage runs next out of what waits before it; None when that is nothing."""
+
+    def complete(self, parcel: Parcel, now: int) -> tuple[list[Request], Parcel | None]:
+        """Hands out the tokens of what left the last stage; returns the requests that ended and what goes round."""
 
     @property
     def decode_gaps(self) -> "DecodeGaps":
@@ -124,7 +186,7 @@ class Engine:
     """(layers, stages) → layers of each stage."""
     kv_capacity_tokens: Callable[[Deployment], int]
     """Tokens that the KV cache holds; at most 0 when the weights leave no room."""
-    policy: Callable[[Deployment, int], Policy]
+    policy: Callable[[Deployment, int], Policy | StagePolicy]
     """(deployment, KV capacity in tokens) → the scheduler of one run."""
     prefill_budget: Callable[[Deployment], int]
     """Most prompt tokens of one launch."""
@@ -132,8 +194,10 @@ class Engine:
     """(deployment, requests, tokens they hold in all) → their decode step."""
     slots_are_flags: bool
     """Whether a slot cap and an async depth are flags of the engine."""
-    absorbs_context: bool
+    absorbs_context: Callable[[Deployment], bool]
     """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
+    last_worker_waits: Callable[[Deployment], bool]
+    """Whether the last stage's GPU waits for its own worker's turn before the next launch."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
     """(deployment, workload, KV capacity) → micro-batches in flight, requests in each, if the load spreads evenly."""
 

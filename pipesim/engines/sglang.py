@@ -3,14 +3,16 @@
 Read from SGLang 0.5.10.post1 and 0.5.23; each function names the file it follows.
 """
 
+from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
 from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
+from pipesim.engines.chunk_sizer import ChunkSizer, fitted
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
-from pipesim.workload import DecodeStep, Workload
+from pipesim.workload import Batch, DecodeStep, MixedStep, Workload
 
 MIB, GIB = 2**20, 2**30
 FEWEST_RUNNING_REQUESTS, MOST_RUNNING_REQUESTS = 2048, 4096
@@ -142,15 +144,22 @@ def loop_shape(deployment: Deployment) -> LoopShape:
     """Returns the order of the scheduler loop.
 
     Under PP, `event_loop_pp` (managers/scheduler_pp_mixin.py): P + D slots; with D = 0 a turn launches, then waits for
-    the result of the next slot; with speculation (`SGLANG_ENABLE_PP_SPEC=1`) it exchanges first. With TP alone the
+    the result of the next slot; every rank walks the same turns. With speculation (`SGLANG_ENABLE_PP_SPEC=1`) it
+    exchanges first, in an order that is not known of the other ranks: they are taken to keep up. With TP alone the
     overlap scheduler handles the result before last behind the launch.
     """
     if deployment.plan.pp == 1:
         return LoopShape(slots=1, result_lag=1)
     depth = deployment.engine.pp_async_batch_depth
     slots = deployment.plan.pp + depth
-    exchange_first = depth > 0 or deployment.engine.draft_tokens > 0
-    return LoopShape(slots, slots - 1, receive_before_launch=exchange_first, send_after_processing=True)
+    speculating = deployment.engine.draft_tokens > 0
+    return LoopShape(
+        slots,
+        result_lag=slots - 1,
+        receive_before_launch=depth > 0 or speculating,
+        send_after_processing=True,
+        host_per_stage=not speculating,
+    )
 
 
 def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -> tuple[int, int]:
@@ -166,26 +175,47 @@ def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -
     return min(slots, -(-in_server // requests)), requests
 
 
-class SglangPolicy(SlotScheduler):
-    """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk; prefill goes alone."""
+def absorbs_context(deployment: Deployment) -> bool:
+    """Returns whether a prompt with tokens in the KV cache attends to the MLA latent itself.
 
-    absorbs_context = True  # attention_backend_handler.py `handle_attention_triton`
+    The Triton backend does (models/deepseek_common/attention_backend_handler.py `handle_attention_triton`), which is
+    the default but on Hopper (fa3) and data centre Blackwell (flashinfer): arg_groups/model_override_base.py
+    `get_default_attn_backend`. These expand keys and values of a long prefix chunk by chunk.
+    """
+    return deployment.hardware.gpu.architecture not in {"sm_90", "sm_100"}
+
+
+class SglangPolicy(SlotScheduler):
+    """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk.
+
+    A prompt's tokens go alone, or with mixed chunks together with the slot's decode requests.
+    """
 
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         rows = max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
+        self.absorbs_context = absorbs_context(deployment)
         self._cap = micro_batch_cap(deployment, kv_capacity)
         self._new_token_ratio = FIRST_NEW_TOKEN_RATIO
         self._prefill_budget = prefill_budget(deployment)
         self._captured = captured_batches(deployment)
+        self._sizer: ChunkSizer | None = None
+        self._deployment = deployment
+
+    def measure(self, first_stage: Callable[[Batch], int]) -> None:
+        """Fits the sizer of dynamic chunks; without pipeline stages the flag has no effect (managers/scheduler.py)."""
+        if self._settings.enable_dynamic_chunking and self._deployment.plan.pp > 1:
+            base, positions = chunked_prefill_size(self._deployment), self._deployment.model.max_positions
+            smooth = self._settings.dynamic_chunking_smooth_factor
+            self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
         state = self.slots[slot]
         state.start_prefilled()
-        prompts = self.take_prompts(slot, self._prefill_budget, self._cap - state.running)
+        prompts = self._take_prompts(slot, state) if self._chunked or self._waiting else None
         if prompts:
-            return MicroBatch(slot, prompts.chunk, prompts.finished)
+            return self._with_decodes(state, slot, prompts)
         before = self.put_back
         if not self.make_room(state):
             return None
@@ -193,11 +223,35 @@ class SglangPolicy(SlotScheduler):
         batch = self.form_decode(state, self._captured, padding_routed=True)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
 
-    def admits(self, request: Request, state: Slot, taken: float) -> bool:
+    def _take_prompts(self, slot: int, state: Slot) -> Prompts | None:
+        """Prompt tokens up to the chunk, less those of the decodes that it is mixed with (`PrefillAdder`)."""
+        budget, kept = self._budget(), 0.0
+        if self._settings.enable_mixed_chunk:
+            budget, kept = budget - state.running, state.running * state.tokens_per_step
+        self.kv_free -= kept
+        prompts = self.take_prompts(slot, budget, self._cap - state.running)
+        self.kv_free += kept
+        return prompts
+
+    def _budget(self) -> int:
+        if self._sizer and self._chunked:
+            return self._sizer.next_chunk(self._chunked.context_len + self._chunked.prefilled)
+        return self._prefill_budget
+
+    def _with_decodes(self, state: Slot, slot: int, prompts: Prompts) -> MicroBatch:
+        """One launch of prompt tokens and, if chunks are mixed, the slot's decodes: kernel by kernel, no graph."""
+        if not (self._settings.enable_mixed_chunk and state.running):
+            return MicroBatch(slot, prompts.chunk, prompts.finished)
+        decode = self.form_decode(state, self._captured, padding_routed=True)
+        step = self.launch_decode(state)
+        return MicroBatch(slot, MixedStep(decode, prompts.chunk, captured=False), prompts.finished, step)
+
+    def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Room for its prompt and its output, clipped, beside the expected growth of this slot's running requests.
 
         Only the current slot's growth is charged, though the KV cache is shared (schedule_policy.py `PrefillAdder`).
         """
+        state = self.slots[slot]
         growth = sum(self._growth(running.output_len - state.given(running)) for running in state.decoding())
         needed = request.context_len + request.prompt_len + self._growth(request.output_len - request.recomputed)
         return needed <= self.kv_free - growth * self._new_token_ratio - taken or self._nothing_runs()
@@ -233,7 +287,8 @@ ENGINE = Engine(
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
     slots_are_flags=True,
-    absorbs_context=SglangPolicy.absorbs_context,
+    absorbs_context=absorbs_context,
+    last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )
 """SGLang's row in the table of engines."""

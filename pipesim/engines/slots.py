@@ -1,19 +1,18 @@
-"""What engines that decode in fixed groups have in common: a queue, slots of running requests, tokens handed out.
+"""What engines that decode in fixed groups have in common: slots of running requests, tokens handed out.
 
 A request belongs to the slot that ran its last prompt tokens. When a decode step no longer fits the KV cache, requests
 of that slot are put back into the queue with what they have been given, and prefilled again later.
 """
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
-from typing import NamedTuple
 
 from pipesim.deployment import EngineSettings
-from pipesim.engines.base import DecodeGaps, LoopShape, MicroBatch, Request
-from pipesim.workload import DecodeStep, PrefillChunk, mean_kv_tokens
+from pipesim.engines.base import LoopShape, MicroBatch, Prompts, Request
+from pipesim.engines.prompts import PromptQueue
+from pipesim.workload import DecodeStep, mean_kv_tokens
 
 
 def padded_decode(
@@ -27,14 +26,6 @@ def padded_decode(
     rows = captured[position] if position < len(captured) else 0
     mean = mean_kv_tokens(requests, kv_tokens)
     return DecodeStep(requests, mean, rows or requests, rows > 0, padding_routed, settings.draft_tokens + 1)
-
-
-class Prompts(NamedTuple):
-    """Prompt tokens taken into one launch."""
-
-    chunk: PrefillChunk
-    finished: list[Request]
-    """Requests whose prompt ends with it."""
 
 
 @dataclass(slots=True)
@@ -108,42 +99,19 @@ class Slot:
         return request.first_step + ceil(round(left / self.tokens_per_step, 9)) - 1
 
 
-class SlotScheduler:
-    """Queue, KV cache, prompts and token hand-out of one run; an engine adds admission and what a turn runs."""
+class SlotScheduler(PromptQueue):
+    """Slots and token hand-out of one run; an engine adds admission and what a turn runs."""
 
     leave_at_launch = False
     """Whether a request leaves its slot when its last step is launched, or when that step's result is handled."""
-    absorbs_context = False
-    """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
     requeue_first = False
     """Whether a request that is put back goes to the head of the queue, or to its tail."""
 
     def __init__(self, loop: LoopShape, rows: int, kv_capacity: int, settings: EngineSettings) -> None:
-        self.loop = loop
-        self._settings = settings
-        self.decode_gaps = DecodeGaps()
+        super().__init__(loop, rows, kv_capacity, settings)
         self.slots = [Slot(settings.tokens_per_step) for _ in range(loop.slots)]
-        self.kv_free: float = kv_capacity
         self.put_back = 0
         """Times that a request was put back into the queue for want of KV cache."""
-        self._rows_free = rows
-        self._waiting: deque[Request] = deque()
-        self._chunked: Request | None = None
-        self._in_server = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request waits or runs."""
-        return self._in_server == 0
-
-    def submit(self, request: Request) -> None:
-        """Puts a request into the waiting queue."""
-        self._in_server += 1
-        self._waiting.append(request)
-
-    def admits(self, request: Request, state: Slot, taken: float) -> bool:
-        """Returns whether the engine lets a waiting request in, `taken` KV tokens being promised in this launch."""
-        raise NotImplementedError
 
     def victim(self, state: Slot) -> Request | None:
         """Returns the running request of a slot that is put back when the KV cache is full."""
@@ -160,41 +128,17 @@ class SlotScheduler:
             if request.output_len == request.recomputed + 1:
                 request.kv_held = request.context_len + request.prompt_len
                 ended.append(request)
-        for request in ended:
-            request.last_token = now
-            self.kv_free += request.kv_held
-            self._rows_free += 1
-            self._in_server -= 1
+        self._let_go(ended, now)
         return ended
 
     def take_prompts(self, slot: int, budget: int, places: int) -> Prompts | None:
-        """Fills a launch with prompt tokens; one that does not fit is cut and goes on in the next turn."""
-        finished: list[Request] = []
-        tokens = attended = requests = context = 0
-        promised = 0.0
-        while budget > 0:
-            request = self._chunked or self._admit(slot, places - requests, promised)
-            if request is None:
-                break
-            taken = min(budget, request.prompt_len - request.prefilled, max(0, int(self.kv_free)))
-            if taken <= 0:
-                break
-            prefix = request.context_len + request.prefilled
-            attended += taken * prefix + taken * (taken + 1) // 2
-            context += prefix
-            tokens, budget, requests = tokens + taken, budget - taken, requests + 1
-            request.prefilled += taken
-            self.kv_free -= taken
-            promised += request.output_len - request.recomputed
-            self._chunked = request if request.prefilled < request.prompt_len else None
-            if self._chunked is None:
-                request.slot = slot
-                finished.append(request)
-        if not requests:
-            return None
-        self.slots[slot].prefilled = [request for request in finished if request.output_len > request.recomputed + 1]
-        absorbed = self.absorbs_context and context > 0
-        return Prompts(PrefillChunk(tokens, requests, attended, len(finished), context, absorbed), finished)
+        """Fills a launch with prompt tokens; requests whose prompt ends with it decode from the next turn on."""
+        prompts = super().take_prompts(slot, budget, places)
+        if prompts:
+            self.slots[slot].prefilled = [
+                request for request in prompts.finished if request.output_len > request.recomputed + 1
+            ]
+        return prompts
 
     def make_room(self, state: Slot) -> bool:
         """Puts requests of a slot back until its next decode step fits; returns whether any is left to decode."""
@@ -232,25 +176,6 @@ class SlotScheduler:
         if self.leave_at_launch:
             state.leave(state.ending.get(step, []))
         return step
-
-    def _admit(self, slot: int, places: int, promised: float) -> Request | None:
-        if min(places, self._rows_free) <= 0 or not self._waiting:
-            return None
-        request = self._waiting[0]
-        if not self.admits(request, self.slots[slot], promised):
-            return None
-        self._waiting.popleft()
-        self.kv_free -= request.context_len
-        self._rows_free -= 1
-        return request
-
-    def _complete_prefill(self, request: Request, now: int) -> None:
-        if request.first_token < 0:
-            request.first_token = now
-        else:
-            self.decode_gaps.gaps.append(now - request.last_emission)
-            self.decode_gaps.weights.append(1)
-        request.last_emission, request.in_prefill = now, False
 
     def _complete_decode(self, state: Slot, step: int, now: int) -> list[Request]:
         gaps = self.decode_gaps

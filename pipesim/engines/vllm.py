@@ -69,9 +69,19 @@ def kv_capacity_tokens(deployment: Deployment) -> int:
 def loop_shape(deployment: Deployment) -> LoopShape:
     """Returns the order of `step_with_batch_queue` (v1/engine/core.py): P + 1 batches queued, P if synchronous."""
     stages = deployment.plan.pp
-    if deployment.engine.async_scheduling:
+    if deployment.async_scheduling:
         return LoopShape(slots=stages, result_lag=stages, tokens_stay_on_gpu=True)
     return LoopShape(slots=stages, result_lag=stages - 1)
+
+
+def last_worker_waits(deployment: Deployment) -> bool:
+    """Returns whether the last worker copies tokens to its host before it takes up the next batch.
+
+    Without asynchronous scheduling it does (v1/worker/gpu_model_runner.py `_bookkeeping_sync`, v1/executor):
+    its GPU idles while it replies and prepares inputs. Asynchronous scheduling gains tens of percent under PP by it
+    (issue 32618).
+    """
+    return not deployment.async_scheduling
 
 
 def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -> tuple[int, int]:
@@ -112,7 +122,7 @@ class VllmPolicy(SlotScheduler):
             return MicroBatch(slot, prompts.chunk, prompts.finished)
         return MicroBatch(slot, self._mixed(decode, prompts.chunk), prompts.finished, step)
 
-    def admits(self, request: Request, state: Slot, taken: float) -> bool:
+    def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Room for the prompt tokens that this step would run (v1/core/kv_cache_manager.py `allocate_slots`)."""
         return request.context_len + min(request.prompt_len, self._budget) <= self.kv_free
 
@@ -137,7 +147,8 @@ ENGINE = Engine(
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
     slots_are_flags=False,
-    absorbs_context=VllmPolicy.absorbs_context,
+    absorbs_context=lambda _: False,
+    last_worker_waits=last_worker_waits,
     decode_slots=decode_slots,
 )
 """vLLM's row in the table of engines."""

@@ -10,6 +10,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from pipesim.importers import COLOUR
+
 LONGEST_FILE = 64 * 2**20
 
 ALL_BUT_OWN_SHARE = frozenset({"all_gather", "reduce_scatter", "alltoall", "gather", "scatter"})
@@ -20,7 +22,6 @@ BITS = {"int8": 8, "uint8": 8, "half": 16, "bfloat16": 16, "float": 32, "double"
 BITS |= {"int64": 64, "uint64": 64, "f8e4m3": 8, "f8e5m2": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 
 PREFIX = re.compile(r"^\s*(?:\[[^\]<>]*\d,\s*\d+\](?:<std(?:out|err)>)?:|\d+:(?=\s))")
-COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 FAILURE = re.compile(
     r"(?:nccl|cuda|mpi) failure|segmentation fault|out of memory|unhandled cuda error|core dumped|caught signal", re.I
 )
@@ -134,6 +135,8 @@ class TextReader:
     def runs_in(self, text: str) -> list[Run]:
         """Returns the runs in a printed output, each of them closed."""
         lines = [PREFIX.sub("", COLOUR.sub("", line)).strip() for line in text.split("\n")]
+        if not any(lines):
+            raise RefusalError("", "an empty file", WHOLE_FILE)
         for number, line in enumerate(lines, 1):
             if FAILURE.search(line):
                 hint = "the run crashed; repair it and measure again"

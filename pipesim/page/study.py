@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, PipesimError
+from pipesim.launch.write import launch_text
 from pipesim.prediction import Prediction, Predictor, deploy, fitting_plans
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
@@ -107,7 +108,16 @@ def study(  # noqa: PLR0913 - what a question consists of
         tuple(_with_other_users(prediction, progress) for prediction in _compared(found, chosen)),
         Predictor(chosen.deployment).simulate(workload, first_seed),
         defaults,
+        _launch_line(chosen.deployment),
     )
+
+
+def _launch_line(deployment: Deployment) -> str:
+    """Returns the commands that start the servers; nothing for an engine that has no such form."""
+    try:
+        return launch_text(deployment)
+    except PipesimError:
+        return ""
 
 
 def _candidates(

@@ -34,7 +34,7 @@ class _Span(NamedTuple):
     shares: dict[str, float]
     """Of its time, by what binds."""
     label: str
-    """The slot, and whether it is a prefill."""
+    """The slot, and whether it is a prefill, where they are known."""
 
     @property
     def ink(self) -> str:
@@ -128,15 +128,21 @@ def _spans(timeline: Timeline, stage: int, window: tuple[int, int]) -> list[_Spa
     starts, ends = timeline.starts[stage], timeline.ends[stage]
     found = []
     for passage in np.flatnonzero((ends > window[0]) & (starts < window[1])).tolist():
-        by_bound: dict[Any, int] = timeline.prices[timeline.price_index[passage]].stages[stage].by_bound
+        by_bound: dict[Any, int] = timeline.prices[timeline.paid(stage)[passage]].stages[stage].by_bound
         total = sum(by_bound.values()) or 1
         shares: dict[str, float] = defaultdict(float)
         for (_, bound), picoseconds in by_bound.items():
             shares[bound] += picoseconds / total
         start, end = max(int(starts[passage]), window[0]), min(int(ends[passage]), window[1])
-        label = f"{'' if timeline.decode[passage] else 'P'}{timeline.slot[passage]}"
-        found.append(_Span(start, end, shares, label))
+        found.append(_Span(start, end, shares, _label(timeline, stage, passage)))
     return found
+
+
+def _label(timeline: Timeline, stage: int, passage: int) -> str:
+    """Returns the slot and whether it is a prefill; nothing where a stage has formed a batch of its own."""
+    if timeline.stage_price_index and stage:
+        return ""
+    return f"{'' if timeline.decode[passage] else 'P'}{timeline.slot[passage]}"
 
 
 def _busy(span: _Span, stage: int, window: tuple[int, int], boxes: dict[str, list[Box]]) -> None:
@@ -168,7 +174,7 @@ def _box(window: tuple[int, int], start: int, end: int, stage: int) -> Box:
 def _in_flight(timeline: Timeline, window: tuple[int, int]) -> list[tuple[int, int]]:
     """Returns when at least one micro-batch was in the pipeline, within a window."""
     starts: Clock = timeline.starts[0]
-    reached = np.maximum.accumulate(timeline.ends[-1])
+    reached = np.maximum.accumulate(timeline.left)
     first = np.flatnonzero(np.concatenate([[True], starts[1:] > reached[:-1]]))
     last = np.concatenate([first[1:], [len(starts)]]) - 1
     spans = zip(starts[first].tolist(), reached[last].tolist(), strict=True)

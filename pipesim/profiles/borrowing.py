@@ -12,7 +12,8 @@ from pydantic import Field
 from pipesim.profiles.base import Frozen
 from pipesim.units import parse_quantity
 
-WHOLE_TABLES = ("peer_links", "topology", "memory_reserve", "host", "uncertainty", "measured_with")
+TABLES = ("peer_links", "topology", "memory_reserve", "host", "measured_with")
+"""Not `uncertainty`: what whole runs on one box have shown says nothing of another."""
 MEAN_ABSOLUTE_PER_STD = math.sqrt(2 / math.pi)
 """Of a normal distribution."""
 
@@ -48,17 +49,17 @@ Document = dict[str, Any]
 def with_borrowed(own: Document, borrowing: Borrowing, relative: Document, linked: Document) -> Document:
     """Returns a document with what it lacks: kernel classes and tables of a relative, curves of `linked`.
 
-    A class that the box has constants of, for whichever stack, is its own. Relatives are valid documents; `own` need
+    A class that the box has constants of, for whichever stack, is its own, and so are collectives over as many ranks.
+    Relatives are valid documents; `own` need
     not be, and what is wrong in it is left for validation to name.
     """
     lender = _Lender(own, borrowing)
-    for key in WHOLE_TABLES:
-        if key in relative and key not in own:
-            lender.whole(key, relative)
+    for key in TABLES:
+        if key in relative and (key not in own or (key != "topology" and isinstance(own[key], dict))):
+            lender.table(key, relative)
     if isinstance(own.get("gpu"), dict):
         lender.efficiencies(relative)
-    if not own.get("collectives"):
-        lender.curves(linked, borrowing.collectives or borrowing.profile)
+    lender.curves(linked, borrowing.collectives or borrowing.profile)
     return lender.result
 
 
@@ -76,12 +77,12 @@ class _Lender:
         self.result["sources"].setdefault(own_key, {"basis": basis or source["basis"], "text": text})
         return own_key
 
-    def whole(self, key: str, relative: Document) -> None:
-        """A table as it is. Host and memory are the host's and engine's, not the GPU's: their basis stays."""
-        table = relative[key]
-        if "source" in table:
+    def table(self, key: str, relative: Document) -> None:
+        """The entries of a table as they are. They are the host's and engine's, not the GPU's: their basis stays."""
+        own, table = self.result.get(key, {}), relative[key]
+        if "source" in table and "source" not in own:
             table = {**table, "source": self._source(table["source"], relative, self.borrowing.profile, None)}
-        self.result[key] = table
+        self.result[key] = {**table, **own}
 
     def efficiencies(self, relative: Document) -> None:
         own = self.result.get("efficiency", {})
@@ -122,9 +123,14 @@ class _Lender:
         kinds = {topology.get("kind") == "nvlink" for topology in topologies if topology}
         if len(kinds) > 1 or not linked.get("collectives"):
             return
+        own = self.result.get("collectives", [])
+        if not isinstance(own, list):
+            return
+        known = {(curve.get("op"), curve.get("ranks")) for curve in own if isinstance(curve, dict)}
+        lent = [curve for curve in linked["collectives"] if (curve["op"], curve["ranks"]) not in known]
         group = len(linked["topology"]["groups"][0])
-        self.result["collectives"] = [self._curve(curve, group, linked, name) for curve in linked["collectives"]]
-        if "all_reduce_range" in linked and "all_reduce_range" not in self.result:
+        self.result["collectives"] = [*own, *(self._curve(curve, group, linked, name) for curve in lent)]
+        if lent and "all_reduce_range" in linked and "all_reduce_range" not in self.result:
             table = linked["all_reduce_range"]
             self.result["all_reduce_range"] = {**table, "source": self._source(table["source"], linked, name, None)}
 

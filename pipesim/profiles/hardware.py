@@ -21,6 +21,8 @@ class Gpu(Frozen):
     memory_bandwidth: BytesPerSecond
     """Quoted peak; efficiencies are relative to it."""
     multiprocessors: int = Field(ge=1)
+    architecture: str = ""
+    """Compute capability, such as "sm_90": engines choose attention kernels by it. Left out where it is not known."""
     tensor_rate: dict[str, FlopsPerSecond]
     """Dense matrix rate by number format ("bf16", "fp8"); efficiencies are relative to it."""
     source: str

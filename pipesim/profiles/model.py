@@ -1,6 +1,7 @@
 """A model: its shapes, how its tensors are stored, and how its router spreads tokens."""
 
 from collections import Counter
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -193,17 +194,12 @@ class ModelProfile(Frozen):
 
     def layer_kind(self, index: int) -> LayerKind:
         """Returns what a layer is made of."""
-        experts = self.moe is not None and self.moe.in_layer(index)
-        if isinstance(self.attention, GqaAttention) and self.attention.sliding_window:
-            every = self.attention.full_attention_every
-            if not every or (index + 1) % every:
-                return "window_expert_layer" if experts else "window_dense_layer"
-        return "expert_layer" if experts else "dense_layer"
+        return _layer_kind(self.moe, self.attention, index)
 
     def layer_kinds(self, first: int = 0, count: int | None = None) -> Counter[LayerKind]:
         """Returns how many layers of each kind there are among `count` from the `first`, in the whole model if None."""
         last = self.layers if count is None else first + count
-        return Counter(map(self.layer_kind, range(first, last)))
+        return Counter(_layer_kinds(self.moe, self.attention, first, last))
 
     @property
     def dense_columns(self) -> int:
@@ -216,3 +212,19 @@ class ModelProfile(Frozen):
 
     def __repr__(self) -> str:
         return f"ModelProfile({self.name!r})"
+
+
+@lru_cache(maxsize=4096)  # a search for the best split asks for the layers of thousands of stages
+def _layer_kinds(
+    moe: MixtureOfExperts | None, attention: MlaAttention | GqaAttention, first: int, last: int
+) -> Counter[LayerKind]:
+    return Counter(_layer_kind(moe, attention, index) for index in range(first, last))
+
+
+def _layer_kind(moe: MixtureOfExperts | None, attention: MlaAttention | GqaAttention, index: int) -> LayerKind:
+    experts = moe is not None and moe.in_layer(index)
+    if isinstance(attention, GqaAttention) and attention.sliding_window:
+        every = attention.full_attention_every
+        if not every or (index + 1) % every:
+            return "window_expert_layer" if experts else "window_dense_layer"
+    return "expert_layer" if experts else "dense_layer"

@@ -64,11 +64,13 @@ def box_name(given: str) -> BoxName:
     return BoxName(ALIASES.get(gpu, gpu), gpus, nodes, variant)
 
 
-def canonical(base: str, gpus: int, nodes: int) -> str:
-    """Returns the name of a box like `base` with `gpus` in each of so many nodes."""
-    text, _, tail = base.rpartition("-x") if "-x" in base else (base, "", "")
-    variant = "-" + tail.partition("-")[2] if "-" in tail else ""
-    return f"{text}-x{gpus}{variant}" + (f"-n{nodes}" if nodes > 1 else "")
+def canonical(base: str, gpus: int | None, nodes: int) -> str:
+    """Returns the name of a box like `base` with `gpus`, or as many as it has, in each of so many nodes."""
+    name = base
+    if gpus is not None:
+        found = COUNT.search(base)
+        name = f"{base[: found.start()]}-x{gpus}{base[found.end() :]}" if found else f"{base}-x{gpus}"
+    return name + (f"-n{nodes}" if nodes != 1 else "")
 
 
 def base_of(wanted: BoxName, names: Iterable[str]) -> str | None:

@@ -6,6 +6,7 @@ from pipesim.profiles.hardware import HardwareProfile, Network, Switch, Topology
 
 MOST_PCIE_GPUS = 20
 """In one server; the largest published boxes with PCIe switches have 16 to 20."""
+MOST_NODES = 256
 NETWORK_SOURCE = "network-default"
 DEFAULT_NETWORK = Network.model_construct(nodes=1, bandwidth=50e9, latency=5e-6, source=NETWORK_SOURCE)
 DEFAULT_NETWORK_SOURCE = Source.model_construct(
@@ -15,8 +16,8 @@ DEFAULT_NETWORK_SOURCE = Source.model_construct(
 )
 
 
-def resized(profile: HardwareProfile, gpus: int, nodes: int, name: str) -> HardwareProfile:
-    """Returns a box of the same GPUs: `gpus` in each of so many nodes.
+def resized(profile: HardwareProfile, gpus: int | None, nodes: int, name: str) -> HardwareProfile:
+    """Returns a box of the same GPUs: `gpus` in each of so many nodes, or as many as the profile has.
 
     Fewer are the first of the box: its groups and switches are cut, its curves of as many ranks or fewer kept. More
     continue its layout, with no curve for more ranks than it had. GPUs joined by NVLink come in servers of as many as
@@ -27,12 +28,13 @@ def resized(profile: HardwareProfile, gpus: int, nodes: int, name: str) -> Hardw
         ProfileError: when no server holds so many.
     """
     per_node = profile.gpus // profile.nodes
+    gpus = per_node if gpus is None else gpus
     nvlink = profile.topology.kind == "nvlink"
     if nvlink and nodes == 1 and gpus > per_node and gpus % per_node == 0:
         gpus, nodes = per_node, gpus // per_node
     most = per_node if nvlink else max(per_node, MOST_PCIE_GPUS)
-    if not 1 <= gpus <= most or not 1 <= nodes <= 256:
-        wanted = f"1 to {most} {profile.gpu.name} in a node"
+    if not 1 <= gpus <= most or not 1 <= nodes <= MOST_NODES:
+        wanted = f"1 to {most} {profile.gpu.name} in a node, and 1 to {MOST_NODES} nodes"
         hint = f'nodes are named such as "{name.partition("-x")[0]}-2x{per_node}"'
         raise ProfileError("--hardware", "", f'"{name}"', wanted, hint)
     node = _one_node(profile, gpus)

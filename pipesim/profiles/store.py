@@ -133,10 +133,10 @@ def load_hardware(name: str) -> HardwareProfile:
         for below in resting_on:
             load_hardware(below)  # What is wrong there is named with its own file.
         raise
-    return resized(profile, *resize) if resize else profile
+    return profile if resize is None else resized(profile, *resize)
 
 
-def _base_of(name: str) -> tuple[str, tuple[int, int, str] | None]:
+def _base_of(name: str) -> tuple[str, tuple[int | None, int, str] | None]:
     """Returns the file, by name or path, that a name of a box rests on; and how many GPUs and nodes, if others."""
     if name.endswith(".toml") or os.sep in name or name in (names := available("hardware")):
         return name, None
@@ -145,10 +145,9 @@ def _base_of(name: str) -> tuple[str, tuple[int, int, str] | None]:
     if base is None:
         return name, None
     own = box_name(base)
-    gpus = wanted.gpus if wanted.gpus is not None else own.gpus or 1
-    if (gpus, wanted.nodes) == (own.gpus, 1):
+    if wanted.nodes == 1 and wanted.gpus in {None, own.gpus}:
         return base, None
-    return base, (gpus, wanted.nodes, canonical(base, gpus, wanted.nodes))
+    return base, (wanted.gpus, wanted.nodes, canonical(base, wanted.gpus, wanted.nodes))
 
 
 def is_derived(name: str) -> bool:
@@ -169,9 +168,16 @@ def hardware_document(name: str, resting_on: list[str] | None = None, above: tup
     path = find("hardware", base)
     if resize:
         return document_of(load_hardware(name))
-    document = read_toml(path)
+    return _filled_in(read_toml(path), path, above, resting_on if resting_on is not None else [])
+
+
+def check_hardware_document(document: dict[str, Any], path: Path) -> HardwareProfile:
+    """Returns the hardware profile that a file with this document would be. Raises ProfileError, naming `path`."""
+    return validated(HardwareProfile, _filled_in(dict(document), path, (), []), path)
+
+
+def _filled_in(document: dict[str, Any], path: Path, above: tuple[str, ...], below: list[str]) -> dict[str, Any]:
     chain = (*above, str(path))
-    below = resting_on if resting_on is not None else []
     if "extends" in document:
         under = _below(document.pop("extends"), path, "extends", chain, below)
         document = _laid_over(under, document)
@@ -197,6 +203,8 @@ def _borrowing(given: Any, path: Path) -> Borrowing:
 def _below(name: Any, path: Path, key: str, above: tuple[str, ...], resting_on: list[str]) -> dict[str, Any]:
     """Returns the checked document of a profile that another rests on."""
     known = ", ".join(sorted(available("hardware")))
+    if isinstance(name, str) and name.endswith(".toml"):
+        name = str(path.parent / name)
     if not isinstance(name, str) or not _found(name):
         raise ProfileError(path, key, repr(name), f"the name of a hardware profile: {known}")
     if str(find("hardware", _base_of(name)[0])) in above:
@@ -214,14 +222,6 @@ def _found(name: str) -> bool:
         return False
 
 
-def document_of(profile: BaseModel) -> dict[str, Any]:
-    """Returns a profile as the document that a file holds: quantities with their units, defaults left out.
-
-    `validated` makes the same profile of it again.
-    """
-    return profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-
-
 def load_model(name: str) -> ModelProfile:
     """Returns a model profile by name or path, or made of a Hugging Face config.json. Raises ProfileError."""
     config = Path(name) if name.endswith(".json") else Path(name) / "config.json"
@@ -231,9 +231,22 @@ def load_model(name: str) -> ModelProfile:
     return validated(ModelProfile, read_toml(path), path)
 
 
+def document_of(model: BaseModel) -> dict[str, Any]:
+    """Returns the document that reads back to an equal model: what `validated` was given, or would have been.
+
+    Plain dicts, lists, strings and numbers for TOML or JSON; quantities are strings with their unit. What was not set
+    is left out and so keeps its default; so is None, which TOML cannot write.
+    """
+    return model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+
+
 def json_schema(kind: str) -> dict[str, Any]:
     """Returns the JSON Schema of one kind of profile, each key described by the docstring under its field."""
     schema = SCHEMAS[kind].model_json_schema()
+    if kind == "hardware":
+        borrowing = Borrowing.model_json_schema()
+        schema["properties"]["extends"] = {"type": "string", "description": "The profile that this one is laid over."}
+        schema["properties"]["borrows"] = {"anyOf": [{"type": "string"}, borrowing]}
     texts = {name: text for module in (hardware, model) for name, text in _field_docstrings(module).items()}
     for table in (schema, *schema.get("$defs", {}).values()):
         for key, entry in table.get("properties", {}).items():

@@ -1,0 +1,127 @@
+"""`pipesim plan`: the best splits and settings for a model, boxes and a load."""
+
+import math
+import os
+from typing import Annotated, Any
+
+import typer
+
+from pipesim.asking import asks_openly
+from pipesim.commands.shared import Json, print_json, progress
+from pipesim.deployment import SERVERS
+from pipesim.errors import UsageError
+from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
+from pipesim.plan.question import Job, Objective, Percentile, PlanQuestion, RankBy
+from pipesim.profiles.store import load_hardware, load_model
+
+Boxes = Annotated[
+    list[str] | None,
+    typer.Option("--hardware", help=f"Hardware profiles, repeated or with commas (default: {DEFAULT_HARDWARE})."),
+]
+Gpus = Annotated[int | None, typer.Option("--gpus", help="Most GPUs of a plan (default: all of the box).")]
+MaxTtft = Annotated[str | None, typer.Option("--max-ttft", help='Longest time to first token, such as "2s".')]
+MaxTpot = Annotated[str | None, typer.Option("--max-tpot", help='Longest time per output token, such as "50ms".')]
+SloPercentile = Annotated[
+    Percentile, typer.Option("--slo-percentile", help="Of TTFT, TPOT and E2E over requests, for limits and ranks.")
+]
+RankByChoice = Annotated[RankBy, typer.Option("--rank-by", help="What plans that keep the limits are ranked by.")]
+Price = Annotated[
+    str | None, typer.Option("--gpu-hour-price", help='Price of a GPU-hour: "2.5", or "BOX=2.5,OTHER=1.2".')
+]
+Watts = Annotated[float | None, typer.Option("--gpu-watts", help="Power of one GPU at work, for energy.")]
+TotalTokens = Annotated[float | None, typer.Option("--total-tokens", help="Output tokens of a whole batch job.")]
+NumRequests = Annotated[float | None, typer.Option("--num-requests", help="Requests of a whole batch job.")]
+BestPartition = Annotated[
+    bool, typer.Option("--best-partition", help="Balance the layers of the stages for every setting.")
+]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each of the five best plans.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes (default: one per core).")]
+
+
+@asks_openly
+def plan_command(  # noqa: PLR0913 - one for each option
+    asked: Question,
+    *,
+    hardware: Boxes = None,
+    engine: AnyEngine = DEFAULT_ENGINE,
+    gpus: Gpus = None,
+    max_ttft: MaxTtft = None,
+    max_tpot: MaxTpot = None,
+    slo_percentile: SloPercentile = "p99",
+    rank_by: RankByChoice = "throughput",
+    gpu_hour_price: Price = None,
+    gpu_watts: Watts = None,
+    total_tokens: TotalTokens = None,
+    num_requests: NumRequests = None,
+    best_partition: BestPartition = False,
+    seeds: Seeds = 3,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    as_json: Json = False,
+) -> None:
+    """Rank every split and setting that fits; flags given of what is searched are held fixed.
+
+    Example: pipesim plan --gpus 8 --concurrency 64 --max-tpot 80ms
+    """
+    from pipesim.plan.search import search  # noqa: PLC0415 - only this command needs them
+    from pipesim.plan_report import plan_json, plan_text  # noqa: PLC0415
+
+    names = list(dict.fromkeys(name for given in hardware or [DEFAULT_HARDWARE] for name in given.split(",") if name))
+    boxes = tuple(load_hardware(name) for name in names)
+    question = PlanQuestion(
+        model=load_model(asked.model),
+        boxes=boxes,
+        workload=asked.workload,
+        engines=SERVERS if engine == "any" else (engine,),
+        gpus=gpus,
+        plan=asked.plan,
+        settings=asked.settings,
+        fixed=asked.fixed,
+        objective=Objective(
+            rank_by,
+            slo_percentile,
+            None if max_ttft is None else parse_flag("--max-ttft", max_ttft, "s"),
+            None if max_tpot is None else parse_flag("--max-tpot", max_tpot, "s"),
+            _prices(gpu_hour_price, [box.name for box in boxes]),
+        ),
+        best_partition=best_partition,
+        seeds=seeds,
+        first_seed=seed,
+    )
+    job = Job(
+        _positive("--total-tokens", total_tokens),
+        _positive("--num-requests", num_requests),
+        _positive("--gpu-watts", gpu_watts),
+    )
+    found = search(question, jobs or os.cpu_count() or 1, progress())
+    if as_json:
+        print_json(plan_json(found, job))
+    else:
+        print(plan_text(found, job, asked.defaults))
+    if found.best is None:
+        raise typer.Exit(1)
+
+
+def _prices(given: str | None, boxes: list[str]) -> dict[str, float] | None:
+    """Returns the price of a GPU-hour on each box."""
+    if given is None:
+        return None
+    wanted = 'a price such as "2.5", or one for each box such as "' + ",".join(f"{name}=2.5" for name in boxes) + '"'
+    prices: dict[str, float] = {}
+    for part in given.split(","):
+        name, equals, price = part.rpartition("=")
+        try:
+            value = float(price)
+        except ValueError:
+            raise UsageError("--gpu-hour-price", given, wanted) from None
+        prices |= {name.strip(): value} if equals else dict.fromkeys(boxes, value)
+    if set(prices) != set(boxes):
+        raise UsageError("--gpu-hour-price", given, wanted)
+    return prices
+
+
+def _positive(flag: str, value: Any) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(flag, value, "a number above 0")
+    return None if value is None else float(value)

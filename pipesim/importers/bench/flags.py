@@ -1,0 +1,130 @@
+"""An engine's own arguments, as a benchmark file or a server's log states them, under the names of a run file."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipesim.importers.bench.record import RefusedError, as_flag, as_number, shown
+
+PLAN_KEYS = {
+    "tp": ("tp_size", "tensor_parallel_size", "tp", "tensor_parallel"),
+    "pp": ("pp_size", "pipeline_parallel_size", "pp", "pipeline_parallel"),
+    "ep": ("ep_size", "expert_parallel_size", "ep"),
+    "dcp": ("dcp_size", "decode_context_parallel_size", "dcp"),
+}
+"""Degree → names in SGLang's server_args.py, vLLM's engine/arg_utils.py and people's own metadata."""
+
+COUNT_KEYS = {
+    "pp_max_micro_batch_size": ("pp_max_micro_batch_size",),
+    "pp_async_batch_depth": ("pp_async_batch_depth",),
+    "max_running_requests": ("max_running_requests", "max_num_seqs"),
+    "chunked_prefill_size": ("chunked_prefill_size", "max_num_batched_tokens"),
+}
+SHARE_KEYS = ("mem_fraction_static", "gpu_memory_utilization")
+KV_CACHE_DTYPES = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+}
+UNSET = -1
+"""An engine's number for "switched off" or "by default"."""
+
+
+def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments with their names in lower case and underscores: people write them as flags, too."""
+    return {re.sub(r"[-. ]", "_", str(key).strip().lstrip("-").lower()): value for key, value in arguments.items()}
+
+
+def plan_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the split that an engine's arguments state, under the names of `RunPlan`.
+
+    SGLang's data parallelism is DP attention if that is enabled, and equal servers otherwise; newer ones name the
+    first `attn_dp_size` (srt/arg_groups/fields/parallel.py).
+
+    Raises:
+        RefusedError: for a degree that is no whole number above zero.
+    """
+    plan: dict[str, Any] = {}
+    for name, keys in PLAN_KEYS.items():
+        if (degree := _count(arguments, keys)) is not None:
+            plan[name] = degree
+    copies = _count(arguments, ("dp_size", "data_parallel_size", "dp"))
+    attention_copies = _count(arguments, ("attn_dp_size",)) or 1
+    shared = as_flag(arguments.get("enable_dp_attention", arguments.get("dp_attention")))
+    if attention_copies > 1 or (shared and plan.get("tp", 2) > 1):
+        plan["dp_attention"] = True
+    elif copies and copies > 1:
+        plan["replicas"] = copies
+    if as_flag(arguments.get("enable_expert_parallel")) and "tp" in plan:
+        plan["ep"] = plan["tp"]
+    return plan
+
+
+def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that an engine's arguments state, under the names of `RunEngine`. Raises RefusedError."""
+    engine: dict[str, Any] = {}
+    for name, keys in COUNT_KEYS.items():
+        value = _count(arguments, keys, least=0 if name == "pp_async_batch_depth" else 1)
+        if value is not None:
+            engine[name] = value
+    for name in SHARE_KEYS:
+        share = as_number(arguments.get(name))
+        if share is not None and 0.0 < share < 1.0:
+            engine[name] = share
+    if (stored := KV_CACHE_DTYPES.get(str(arguments.get("kv_cache_dtype")).removeprefix("torch."))) is not None:
+        engine["kv_cache_dtype"] = stored
+    if (captured := _captured(arguments)) is not None:
+        engine["cuda_graph"] = captured
+    if (ahead := as_flag(arguments.get("async_scheduling"))) is not None:
+        engine["async_scheduling"] = ahead
+    if as_flag(arguments.get("disable_custom_all_reduce")):
+        engine["allreduce"] = "nccl"
+    version = arguments.get("version")
+    if isinstance(version, str) and version:
+        engine["version"] = version
+    return engine
+
+
+def _captured(arguments: Mapping[str, Any]) -> bool | None:
+    """Returns whether decode replays CUDA graphs; None when nothing says so."""
+    config = arguments.get("cuda_graph_config")
+    decode = config.get("decode") if isinstance(config, dict) else None
+    if isinstance(decode, dict) and isinstance(decode.get("backend"), str):
+        return bool(decode["backend"] != "disabled")
+    switches = [as_flag(arguments.get(key)) for key in ("disable_cuda_graph", "disable_decode_cuda_graph")]
+    switches.append(as_flag(arguments.get("enforce_eager")))
+    known = [switch for switch in switches if switch is not None]
+    return not any(known) if known else None
+
+
+def _count(arguments: Mapping[str, Any], keys: tuple[str, ...], least: int = 1) -> int | None:
+    for key in keys:
+        value = arguments.get(key)
+        if value is None or value == "" or str(value).lower() == "none":
+            continue
+        number = as_number(value)
+        if number == UNSET:
+            continue
+        if number is None or not least <= number <= 10**9 or number != int(number):
+            raise RefusedError(key, shown(value), f"a whole number of at least {least}")
+        return int(number)
+    return None
+
+
+def acceptance_of(mean_length: float, drafts: int) -> tuple[float, ...]:
+    """Returns equal acceptances p of some draft tokens whose mean accepted length is the one measured.
+
+    Solves 1 + p + p² + … + pⁿ = length for p, n the draft tokens of a round: what `EngineSettings.tokens_per_step`
+    sums. Empty for a length of at most 1, which is no speculation.
+    """
+    if mean_length <= 1.0 or drafts < 1:
+        return ()
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        gained = sum(middle**power for power in range(drafts + 1))
+        low, high = (middle, high) if gained < mean_length else (low, middle)
+    return (round(high, 4),) * drafts

@@ -1,0 +1,160 @@
+"""Results of `sglang.bench_serving` (benchmark/serving.py), one JSON line per run."""
+
+import json
+from collections.abc import Mapping
+from statistics import fmean, pstdev
+from typing import Any
+
+from pipesim.deployment import EngineName
+from pipesim.importers.bench.flags import acceptance_of, engine_of, plain, plan_of
+from pipesim.importers.bench.record import (
+    MILLISECOND,
+    BenchRun,
+    Fields,
+    RefusedError,
+    arrivals,
+    as_number,
+    shown,
+    spread_ratio,
+)
+
+ENGINE: EngineName = "sglang"
+TOOL = "sglang.bench_serving"
+LATENCIES = {
+    "ttft_s": "mean_ttft_ms",
+    "tpot_s": "mean_tpot_ms",
+    "itl_s": "mean_itl_ms",
+    "e2e_s": "mean_e2e_latency_ms",
+}
+RATES = {"output_tokens_per_s": "output_throughput", "request_throughput_per_s": "request_throughput"}
+TOTALS = {"duration_s": "duration", "output_tokens": "total_output_tokens", "in_flight": "concurrency"}
+USUAL_DRAFT_TOKENS = 3
+"""Draft tokens of a round where an accepted length is stated and the draft's is not."""
+
+
+def is_sglang_serving(document: Mapping[str, Any]) -> bool:
+    """Whether a JSON object is a line of this tool."""
+    return "mean_e2e_latency_ms" in document or "total_output_tokens_retokenized" in document
+
+
+def read_sglang_serving(document: Mapping[str, Any]) -> BenchRun:
+    """Returns the run of one line. Times in `*_ms` are milliseconds, `duration` is seconds.
+
+    Raises:
+        RefusedError: naming the field.
+    """
+    fields = Fields(document)
+    served = fields.completed("completed")
+    arguments = server_arguments(document.get("server_info"))
+    measured = fields.metrics(LATENCIES, MILLISECOND) | fields.metrics(RATES)
+    if size := as_number(arguments.get("max_total_num_tokens")):
+        measured["kv_capacity_tokens"] = kv_capacity(size, plan_of(arguments))
+    workload, estimated = _lengths(fields, served)
+    load, arrivals_assumed = _arrivals(fields, served)
+    engine, engine_assumed = _engine(document, arguments, fields)
+    return BenchRun(
+        tool=TOOL,
+        measured=measured,
+        workload={**load, "num_prompts": served, **workload},
+        plan=plan_of(arguments),
+        engine=engine,
+        models=Fields(arguments).texts("served_model_name", "model_path"),
+        assumed=(*estimated, *arrivals_assumed, *engine_assumed),
+        notes=tuple(fields.notes),
+        fields=LATENCIES | RATES | TOTALS | {"completed": "completed"},
+        totals={name: value for name, key in TOTALS.items() if (value := fields.number(key)) is not None}
+        | {"completed": float(served)},
+    )
+
+
+def server_arguments(server_info: object) -> dict[str, Any]:
+    """Returns the server's arguments out of `server_info`: an object, the same as text, or null.
+
+    With separate prefill and decode servers it is the decode server's that are returned.
+    """
+    if isinstance(server_info, str):
+        try:
+            server_info = json.loads(server_info)
+        except ValueError:
+            return {}
+    if not isinstance(server_info, dict):
+        return {}
+    decode = server_info.get("decode")
+    if isinstance(decode, list) and decode and isinstance(decode[0], dict):
+        server_info = decode[0]
+    nested = server_info.get("server_args")
+    return plain(nested if isinstance(nested, dict) else {}) | plain(server_info)
+
+
+def kv_capacity(tokens_per_rank: float, plan: Mapping[str, Any]) -> float:
+    """Returns the tokens that a server's KV caches hold: with DP attention every rank holds others."""
+    return tokens_per_rank * (plan.get("tp", 1) if plan.get("dp_attention") else 1)
+
+
+def engine_name(backend: str | None) -> str | None:
+    """Returns the engine that a backend such as "sglang-oai-chat" or "dynamo-vllm" drives; None for other ones."""
+    words = (backend or "").lower().replace("_", "-").split("-")
+    return next((name for name in ("sglang", "vllm") if name in words), None)
+
+
+def _engine(
+    document: Mapping[str, Any], arguments: Mapping[str, Any], fields: Fields
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    backend = fields.text("backend")
+    name = engine_name(backend)
+    engine = engine_of(arguments)
+    if name is not None:
+        engine = {"name": name, **engine}
+    elif backend is not None:
+        raise RefusedError("backend", shown(backend), "a run of SGLang or vLLM, the engines that are simulated")
+    accepted = fields.number("accept_length")
+    drafts = as_number(arguments.get("speculative_num_steps")) or USUAL_DRAFT_TOKENS
+    if accepted is not None and (acceptance := acceptance_of(accepted, int(drafts))):
+        engine["speculative_acceptance"] = acceptance
+        return engine, ("engine.speculative_acceptance",)
+    return engine, ()
+
+
+def _arrivals(fields: Fields, served: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    rate, most, in_flight = (
+        fields.document.get("request_rate"),
+        fields.count("max_concurrency"),
+        fields.number("concurrency"),
+    )
+    if rate == "trace":
+        per_second = fields.number("request_throughput")
+        return arrivals(per_second, most, served, in_flight), ("workload.request_rate",)
+    if rate is not None and as_number(rate) is None:
+        raise RefusedError("request_rate", shown(rate), 'requests per second, Infinity or "trace"')
+    return arrivals(rate, most, served, in_flight), ()
+
+
+def _lengths(fields: Fields, served: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the keys of a workload that say how long requests are, and those of them that are estimates.
+
+    SGLang draws lengths of its `random` data set uniformly from [rL, L] (benchmark/datasets/common.py
+    `compute_random_lens`): about its mean that is our ratio (1−r)/(1+r). Other data sets' spread is that of the
+    lists of lengths, if they are there.
+    """
+    totals = fields.count("total_input_tokens"), fields.count("total_output_tokens")
+    if not totals[0] or not totals[1]:
+        key = "total_output_tokens" if totals[0] else "total_input_tokens"
+        raise RefusedError(key, shown(fields.document.get(key)), "the tokens of all completed requests, at least 1")
+    load: dict[str, Any] = {
+        "input_len": max(1, round(totals[0] / served)),
+        "output_len": max(1, round(totals[1] / served)),
+    }
+    dataset = fields.text("dataset_name") or ""
+    ratio = fields.number("random_range_ratio")
+    if dataset.startswith("random") and ratio is not None and 0.0 <= ratio <= 1.0:
+        return load | {"random_range_ratio": round((1.0 - ratio) / (1.0 + ratio), 4)}, ()
+    return with_spread(load, fields)
+
+
+def with_spread(load: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns lengths with the spread of the list `output_lens`, which is an estimate: its shape need not be ours."""
+    lengths = fields.lengths("output_lens")
+    if len(lengths) < 2:
+        return load, ()
+    ratio = spread_ratio(fmean(lengths), pstdev(lengths))
+    return load | {"random_range_ratio": ratio}, ("workload.random_range_ratio",) * (ratio > 0)

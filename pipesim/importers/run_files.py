@@ -1,0 +1,243 @@
+"""Makes a file of measured runs out of what another tool measured, and lists what its file does not say."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipesim.errors import PipesimError, ProfileError, UsageError
+from pipesim.importers.bench.record import BenchRun, tidy
+from pipesim.importers.supplied import Supplied
+from pipesim.measured import ENGINE_FLAGS, PIPELINE_FLAGS, RunEngine, Runs
+from pipesim.profiles.names import base_of, box_name
+from pipesim.profiles.store import available, load_hardware, load_model, validated
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Runs of one or more files, and for each of them a line that says what was assumed."""
+
+    runs: Runs
+    lines: tuple[str, ...]
+
+
+Found = tuple[Path, str, BenchRun]
+"""A run with its file and its place in it."""
+
+
+def run_file(found: Iterable[Found], supplied: Supplied) -> Imported:
+    """Returns the measured runs of some records, with what was assumed.
+
+    Raises:
+        PipesimError: when a record's model or GPU is not known and none was supplied, or a flag contradicts it.
+    """
+    documents, lines = [], []
+    assumed: dict[str, None] = {}
+    taken: set[str] = set()
+    for path, where, record in found:
+        document = _document(path, where, record, supplied)
+        document["id"] = _free(document["id"], taken)
+        documents.append(document)
+        assumed |= dict.fromkeys(document["assumed"])
+        lines.append(_line(document, where, record))
+    whole: dict[str, Any] = {"schema_version": 1, "run": documents}
+    if assumed:
+        whole["assumption"] = f"what the imported files do not state: {', '.join(assumed)}"
+    return Imported(validated(Runs, whole, Path("the imported runs")), tuple(lines))
+
+
+def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> dict[str, Any]:
+    assumed = list(record.assumed)
+    place = f"{path}: {where}" if where else str(path)
+    model = _model(record.models, supplied, place)
+    hardware = _hardware(record.gpu, record.plan.get("tp", 1) * record.plan.get("pp", 1), supplied, place)
+    assumed += ["model"] * (not record.models) + ["hardware"]
+    name = _settled("engine.name", record.engine, record.assumed, supplied.engine, "--engine", place)
+    if name is None:
+        name = RunEngine().name
+    if "name" not in record.engine:
+        assumed.append("engine.name")
+    engine: dict[str, Any] = {**record.engine, "name": name}
+    plan = _plan(record, supplied, model, hardware, place, assumed)
+    workload = _workload(record, supplied, place, assumed)
+    flags = ENGINE_FLAGS[engine["name"]] + PIPELINE_FLAGS[engine["name"]] * (plan["pp"] > 1)
+    assumed += [f"engine.{flag}" for flag in flags if flag not in engine]
+    measured = dict(record.measured)
+    split_given = bool({"input_len", "output_len"} & (supplied.workload or {}).keys())
+    if split_given and "tokens_per_request" in record.totals:
+        measured["output_tokens_per_s"] = tidy(measured["request_throughput_per_s"] * workload["output_len"])
+    said = "; ".join(part for part in (record.unjudged, *record.notes) if part)
+    return {
+        "id": f"{_slug(supplied.prefix or path.stem)}-{_split_name(plan)}-{_load_name(workload)}",
+        "role": supplied.role or ("reported" if record.unjudged else "validation"),
+        "source": ", ".join(part for part in (record.tool, path.name, where, record.date) if part),
+        "model": model,
+        "hardware": hardware,
+        "plan": plan,
+        "engine": engine,
+        "workload": workload,
+        "assumed": list(dict.fromkeys(assumed)),
+        "measured": measured,
+        "tolerance": dict.fromkeys(measured, supplied.tolerance),
+        **({"note": said} if said else {}),
+    }
+
+
+def _plan(
+    record: BenchRun, supplied: Supplied, model: str, hardware: str, place: str, assumed: list[str]
+) -> dict[str, Any]:
+    """Returns the split: stated, supplied, or else the engines' one stage and all GPUs of the box as its TP group.
+
+    Where the stated TP group could not hold the weights, it had stages: as many as the box has room for.
+    """
+    plan = dict(record.plan)
+    box = load_hardware(hardware)
+    for key, given in (("pp", supplied.pp), ("tp", supplied.tp)):
+        if (degree := _settled(f"plan.{key}", plan, record.assumed, given, f"--{key}", place)) is not None:
+            plan[key] = degree
+        if key not in record.plan:
+            assumed.append(f"plan.{key}")
+    room = box.gpus // plan.get("replicas", 1)
+    if "pp" not in plan:
+        one_is_enough = (load_model(model).text_weights or 0.0) < plan.get("tp", room) * box.gpu.memory
+        plan["pp"] = 1 if one_is_enough else max(1, room // plan.get("tp", room))
+    plan.setdefault("tp", max(1, room // plan["pp"]))
+    if "ep" not in plan:
+        assumed.append("plan.ep")
+    return plan
+
+
+def _workload(record: BenchRun, supplied: Supplied, place: str, assumed: list[str]) -> dict[str, Any]:
+    defaults = {"concurrency": 32, "input_len": 512, "output_len": 256, "random_range_ratio": 0.0}
+    given = dict(supplied.workload or {})
+    load = dict(record.workload)
+    whole = record.totals.get("tokens_per_request")
+    if whole is not None and len({"input_len", "output_len"} & given.keys()) == 1:
+        known, other = ("input_len", "output_len") if "input_len" in given else ("output_len", "input_len")
+        given[other] = max(1, round(whole) - given[known])
+    for key in dict.fromkeys((*defaults, *given)):
+        flag = f"--{key.replace('_', '-')}"
+        value = _settled(f"workload.{key}", load, record.assumed, given.get(key), flag, place)
+        if key not in load and f"workload.{key}" not in assumed:
+            assumed.append(f"workload.{key}")
+        load[key] = defaults[key] if value is None else value
+    if "num_prompts" not in load and "waves" not in load:
+        assumed.append("workload.num_prompts")
+    return load
+
+
+def _settled(key: str, stated: Mapping[str, Any], estimated: tuple[str, ...], given: Any, flag: str, place: str) -> Any:
+    """Returns what a flag gives or a file states.
+
+    Raises:
+        UsageError: when they are two different things; an estimate of the reader's gives way to the flag.
+    """
+    value = stated.get(key.rpartition(".")[2])
+    if given is None:
+        return value
+    if value is not None and key not in estimated and value != given:
+        raise UsageError(flag, given, f"{value}, which {place} states, or no {flag}")
+    return given
+
+
+def _model(stated: tuple[str, ...], supplied: Supplied, place: str) -> str:
+    """Returns the model profile: the one supplied, that of a stated name, or the default where none is stated."""
+    if supplied.model is not None:
+        return supplied.model
+    if not stated:
+        return supplied.default_model
+    if (name := next(filter(None, map(matching_model, stated)), None)) is None:
+        known = ", ".join(sorted(available("model")))
+        wanted = f"--model with the profile of it (there are: {known})"
+        raise ProfileError(place, "model", f'"{stated[0]}", which no model profile is of,', wanted)
+    return name
+
+
+def matching_model(stated: str) -> str | None:
+    """Returns the name of the model profile that a Hugging Face id, a path or a name stands for; None for no one.
+
+    Compared are whole parts of the path by their letters, digits and dots, without case.
+    """
+    parts = {_folded(part) for part in re.split(r"[/\\]|--", stated)} - {""}
+    for name in available("model"):
+        try:
+            profile = load_model(name)
+        except PipesimError:
+            continue
+        if parts & {_folded(name), _folded(profile.name), _folded(profile.hf_id.rpartition("/")[2])}:
+            return name
+    return None
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.casefold())
+
+
+def _hardware(stated: str | None, gpus: int, supplied: Supplied, place: str) -> str:
+    if supplied.hardware is not None:
+        return supplied.hardware
+    if stated is None:
+        return supplied.default_hardware
+    if (name := matching_hardware(stated, supplied.default_hardware, gpus)) is None:
+        known = ", ".join(sorted(available("hardware")))
+        wanted = f"--hardware with the profile of it (there are: {known})"
+        raise ProfileError(place, "hardware", f'"{stated}", which no hardware profile is of,', wanted)
+    return name
+
+
+def matching_hardware(stated: str, default: str, gpus: int = 1) -> str | None:
+    """Returns the hardware profile of a GPU's name, with at least so many GPUs if there is one; None for no one.
+
+    Words behind the GPU, such as the cluster's, are passed over. Of several profiles the default comes first.
+    """
+    words = re.split(r"[\s_-]+", stated.strip())
+    names = available("hardware")
+    for count in range(len(words), 0, -1):
+        wanted = box_name("-".join(words[:count]))
+        if wanted.gpu == box_name(default).gpu:
+            return default
+        if (name := base_of(wanted._replace(gpus=wanted.gpus or gpus), names)) is not None:
+            return name
+    return None
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-") or "run"
+
+
+def _split_name(plan: Mapping[str, Any]) -> str:
+    parts = [f"{key}{plan[key]}" for key in ("tp", "pp", "ep", "dcp") if key == "tp" or plan.get(key, 1) > 1]
+    return "-".join(parts + ["dp-attention"] * bool(plan.get("dp_attention")))
+
+
+def _load_name(workload: Mapping[str, Any]) -> str:
+    rate = workload.get("request_rate")
+    return f"rate{rate:g}" if rate is not None else f"c{workload['concurrency']}"
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Returns a name that is not taken yet, numbered if need be, and takes it."""
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}-{number}"
+    taken.add(free)
+    return free
+
+
+def _line(document: Mapping[str, Any], where: str, record: BenchRun) -> str:
+    """Returns one line for a person: what the file does not state of a run and what was taken for it."""
+    told, defaults = [], []
+    for key in document["assumed"]:
+        table, _, name = key.rpartition(".")
+        value = document[table].get(name) if table else document[name]
+        if value is None:
+            defaults.append(name)
+        else:
+            told.append(f"{table if name == 'name' else name} {value}")
+    text = f"{document['id']} ({', '.join(part for part in (record.tool, where) if part)}): "
+    text += f"assumed {', '.join(told)}" if told else "everything is stated"
+    if defaults:
+        text += f"; by default {', '.join(defaults)}"
+    return text + (f"; {document['note']}" if "note" in document else "")

@@ -1,0 +1,239 @@
+"""What a launch line is, whichever engine it starts, and what is gathered while one is read."""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipesim.deployment import Deployment
+from pipesim.errors import UsageError
+
+MULTIPLIERS = {"k": 1e3, "m": 1e6, "g": 1e9, "K": 2**10, "M": 2**20, "G": 2**30, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+"""Suffixes of whole numbers (vLLM engine/arg_utils.py `human_readable_int`; SGLang's own differ in M and G alone)."""
+TRUE, FALSE = {"1", "true", "yes", "on", "y", "t"}, {"0", "false", "no", "off", "n", "f"}
+
+
+class LaunchLine(NamedTuple):
+    """One server: environment variables that it needs, and its command in words."""
+
+    environment: dict[str, str]
+    words: list[str]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The servers of a deployment, one per replica, and what their flags cannot say."""
+
+    lines: tuple[LaunchLine, ...]
+    notes: tuple[str, ...]
+
+
+class Unsupported(NamedTuple):
+    """A flag that changes what the server does and that pipesim does not model."""
+
+    flag: str
+    given: str
+    why: str
+
+
+@dataclass
+class Reading:
+    """What the flags of one server mean to pipesim, as far as they were read."""
+
+    flags: dict[str, Any] = field(default_factory=dict)
+    """pipesim's flags, with underscores, and their values."""
+    raw: dict[str, Any] = field(default_factory=dict)
+    """Values of the engine's own flags that mean something only together."""
+    ignored: list[str] = field(default_factory=list)
+    unsupported: list[Unsupported] = field(default_factory=list)
+    _told: dict[str, tuple[str, Any]] = field(default_factory=dict)
+
+    def once(self, name: str, flag: str, value: Any) -> Any:
+        """Returns the value of what may be said once only.
+
+        Raises:
+            UsageError: when it was said before, otherwise.
+        """
+        said, before = self._told.setdefault(name, (flag, value))
+        if before != value:
+            raise UsageError(f"{said} and {flag}", f"{before} and {value}", "one value of the two, which contradict")
+        return value
+
+    def set(self, name: str, flag: str, value: Any) -> None:
+        """Sets one of pipesim's flags; the same twice is fine, another value is not. Raises UsageError."""
+        self.flags[name] = self.once(name, flag, value)
+
+    def ignore(self, flag: str) -> None:
+        """Notes a flag that changes nothing in the answer."""
+        if flag not in self.ignored:
+            self.ignored.append(flag)
+
+    def refuse(self, flag: str, given: str, why: str) -> None:
+        """Notes a flag that changes the answer in a way that pipesim does not model."""
+        if flag not in {entry.flag for entry in self.unsupported}:
+            self.unsupported.append(Unsupported(flag, given, why))
+
+
+Rule = Callable[[Reading, str, str], None]
+"""(reading, flag, value) → notes what the flag means."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One engine's way to be launched, in both directions."""
+
+    name: str
+    title: str
+    program: str
+    """`PROGRAM serve MODEL …` starts the server."""
+    modules: tuple[str, ...]
+    """`python -m MODULE …` starts it too."""
+    scripts: tuple[str, ...]
+    """`python …/SCRIPT …` as well."""
+    partition_variable: str
+    """Environment variable with the layers of each stage."""
+    vocabulary_file: str
+    rules: Mapping[str, Rule]
+    """By the engine's flag: those that mean something to pipesim."""
+    variables: Mapping[str, Rule]
+    """By environment variable."""
+    json_flags: frozenset[str]
+    """Flags whose value is a JSON object, which may be given key by key with dots."""
+    finish: Callable[[Reading], None]
+    """Settles what follows from several flags together."""
+    write: Callable[[Deployment], Launch]
+
+    @cached_property
+    def vocabulary(self) -> "Vocabulary":
+        """The engine's flags by name."""
+        return Vocabulary.read(Path(__file__).with_name(self.vocabulary_file))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The flags of an engine: how many values follow, other names, and why some change the answer."""
+
+    switches: frozenset[str]
+    lists: frozenset[str]
+    values: frozenset[str]
+    aliases: Mapping[str, str]
+    changes: tuple[tuple[str, str], ...]
+    """(patterns, why): why is empty for flags that change nothing after all."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Vocabulary":
+        """Returns the vocabulary in one of the files beside this module."""
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        switches, lists, values = (frozenset(document[kind].split()) for kind in ("switches", "lists", "values"))
+        changes = tuple((row["flags"], row["why"]) for row in document["changes"])
+        return cls(switches, lists, values, document["aliases"], changes)
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Every flag under its first name."""
+        return self.switches | self.lists | self.values
+
+    def canonical(self, name: str) -> str:
+        """Returns a flag's first name: an alias, or an unambiguous beginning (argparse allows both), or itself."""
+        if name in self.aliases:
+            return self.aliases[name]
+        if name in self.known:
+            return name
+        meant = {flag for flag in self.known if flag.startswith(name)}
+        meant |= {self.aliases[alias] for alias in self.aliases if alias.startswith(name) and len(alias) > 3}
+        return meant.pop() if len(meant) == 1 and len(name) > 3 else name
+
+    def why_changed(self, flag: str) -> str:
+        """Returns why a flag changes the answer, or nothing when it does not."""
+        fits = (why for patterns, why in self.changes if any(fnmatchcase(flag, p) for p in patterns.split()))
+        return next(fits, "")
+
+
+def whole(flag: str, text: str) -> int:
+    """Returns a whole number, which may have a suffix such as 8k. Raises UsageError."""
+    match = re.fullmatch(r"([+-]?\d+(?:\.\d+)?)(Ki|Mi|Gi|[kmgKMG])?", text.strip())
+    number = float(match[1]) * MULTIPLIERS.get(match[2] or "", 1) if match else 0.5
+    if not number.is_integer():
+        raise UsageError(flag, text, "a whole number")
+    return int(number)
+
+
+def number(flag: str, text: str) -> float:
+    """Returns a number. Raises UsageError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(flag, text, "a number") from None
+
+
+def truth(flag: str, text: str) -> bool:
+    """Returns whether a switch is on. Raises UsageError."""
+    if text.strip().lower() in TRUE | FALSE:
+        return text.strip().lower() in TRUE
+    raise UsageError(flag, text, "true or false")
+
+
+def partition(flag: str, text: str) -> str:
+    """Returns layers per stage in the form of --layer-partition. Raises UsageError."""
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
+        raise UsageError(flag, text, 'whole numbers with commas such as "15,15,15,16"')
+    return ",".join(str(int(part)) for part in text.split(","))
+
+
+def json_object(flag: str, text: str) -> dict[str, Any]:
+    """Returns a JSON object. Raises UsageError."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise UsageError(flag, text, "a JSON object in quotes, such as '{\"key\": 1}'")
+    return document
+
+
+def sets(name: str, convert: Callable[[str, str], Any]) -> Rule:
+    """Returns the rule of a flag that is one of pipesim's under another name."""
+    return lambda reading, flag, text: reading.set(name, flag, convert(flag, text))
+
+
+def keeps(name: str, convert: Callable[[str, str], Any]) -> Rule:
+    """Returns the rule of a flag that means something with others only: kept for `Dialect.finish`."""
+
+    def rule(reading: Reading, flag: str, text: str) -> None:
+        reading.raw[name] = reading.once(name, flag, convert(flag, text))
+
+    return rule
+
+
+def sets_when(on: bool, name: str, value: Any) -> Rule:
+    """Returns the rule of a switch that sets one of pipesim's flags when it is on, or off."""
+
+    def rule(reading: Reading, flag: str, text: str) -> None:
+        if reading.once(f"switch for {name} {value}", flag, truth(flag, text)) == on:
+            reading.set(name, flag, value)
+        else:
+            reading.ignore(flag)
+
+    return rule
+
+
+def changes_unless(same: set[str], why: str) -> Rule:
+    """Returns the rule of a flag that changes nothing with some values, and with others what is not modelled."""
+
+    def rule(reading: Reading, flag: str, text: str) -> None:
+        if text.strip().lower() in same:
+            reading.ignore(flag)
+        else:
+            reading.refuse(flag, text, why)
+
+    return rule
+
+
+def plain(_flag: str, text: str) -> str:
+    """Returns the value as it is."""
+    return text

@@ -1,0 +1,163 @@
+"""What SGLang and vLLM share when they are launched: NCCL's variables, storage names, replicas, drafts."""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from pipesim.deployment import Deployment
+from pipesim.launch.base import Launch, LaunchLine, Reading, Rule, changes_unless, truth, whole
+
+DRAFT_MODEL = "DRAFT_MODEL"
+"""Stands for a draft model that the person has to name."""
+CHECKPOINT_FORMATS = {
+    "awq",
+    "awq-marlin",
+    "gptq",
+    "gptq-marlin",
+    "compressed-tensors",
+    "mxfp4",
+    "moe-wna16",
+    "auto-round",
+}
+"""Values of --quantization that name how a checkpoint is stored, which its model profile says too."""
+KV_STORAGE = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "float16": "bf16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "fp8_inc": "fp8",
+}
+
+
+def peer_access(reading: Reading, variable: str, text: str) -> None:
+    """NCCL_P2P_DISABLE."""
+    if text.strip() not in {"", "0"}:
+        reading.set("p2p", variable, False)
+
+
+def peer_level(reading: Reading, variable: str, text: str) -> None:
+    """NCCL_P2P_LEVEL: LOC is never (NCCL's documentation); other levels say how far, which the box's curves know."""
+    if text.strip().upper() in {"LOC", "0"}:
+        reading.set("p2p", variable, False)
+    else:
+        reading.ignore(variable)
+
+
+def kv_cache_dtype(reading: Reading, flag: str, text: str) -> None:
+    """--kv-cache-dtype of either engine."""
+    name = text.strip().lower()
+    if name not in KV_STORAGE:
+        close = " (counted as fp8)" if name.startswith("fp8") else ""
+        reading.refuse(flag, text, f"pipesim stores a KV cache as bf16 or fp8{close}")
+        if not close:
+            return
+    if (storage := KV_STORAGE.get(name, "fp8")) != "auto":
+        reading.set("kv_cache_dtype", flag, storage)
+
+
+def quantization(reading: Reading, flag: str, text: str) -> None:
+    """--quantization: one that a checkpoint is stored in changes nothing, one made at loading does."""
+    value = text.strip().lower().replace("_", "-")
+    stored = value.startswith("modelopt") or value in CHECKPOINT_FORMATS or value in {"", "none"}
+    if stored or value in str(reading.raw.get("model", "")).lower():
+        reading.ignore(flag)
+    else:
+        reading.refuse(flag, text, "weights requantised while loading; pipesim takes storage from the model profile")
+
+
+def several_boxes(reading: Reading, flag: str, text: str) -> None:
+    """--nnodes."""
+    if whole(flag, text) > 1:
+        reading.refuse(flag, text, "the hardware profile has to describe all boxes together and the links between them")
+    else:
+        reading.ignore(flag)
+
+
+def model(reading: Reading, flag: str, text: str) -> None:
+    """--model-path, --model or the first word."""
+    reading.raw["model"] = reading.once("model", flag, text)
+
+
+def refuse_draft(reading: Reading, flag: str, tokens: int | None) -> None:
+    """Notes speculation: what pipesim needs to know of it is not on the line."""
+    numbers = "one number for each draft token" if tokens is None else f"{tokens} numbers"
+    why = f"how often each draft token is accepted is not on the line: add --speculative-acceptance with {numbers}"
+    reading.refuse(flag, "" if tokens is None else f"{tokens} draft tokens", why)
+
+
+def one_shot(reading: Reading, variable: str, text: str) -> None:
+    """The switches of patched builds for one-shot AllReduce over PCIe."""
+    if truth(variable, text):
+        reading.set("allreduce", variable, "pcie-oneshot")
+
+
+VARIABLES: dict[str, Rule] = {"NCCL_P2P_DISABLE": peer_access, "NCCL_P2P_LEVEL": peer_level}
+DTYPE = changes_unless({"auto", "bfloat16", "bf16", "float16", "half"}, "pipesim computes in 16 bits")
+NCCL_TUNING = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE")
+NCCL_TUNING_CHANGES = changes_unless({""}, "the hardware profile's collectives were measured under NCCL's own choice")
+RELEVANT_VARIABLE = re.compile(r"(NCCL|SGLANG|SGL|VLLM|CUDA|TORCH|PYTORCH)_\w+")
+"""Variables worth a mention when they change nothing; others may hold secrets and are nobody's business."""
+
+
+def replicas(
+    deployment: Deployment, environment: dict[str, str], words: list[str], port: int
+) -> tuple[LaunchLine, ...]:
+    """Returns one line per replica, on GPUs and a port of its own; a single server keeps both defaults."""
+    plan = deployment.plan
+    if plan.replicas == 1:
+        return (LaunchLine(environment, words),)
+    lines = []
+    for replica in range(plan.replicas):
+        gpus = range(replica * plan.gpus_per_replica, (replica + 1) * plan.gpus_per_replica)
+        place = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        lines.append(LaunchLine(place | environment, [*words, "--port", str(port + replica)]))
+    return tuple(lines)
+
+
+def flag_words(flags: dict[str, Any]) -> list[str]:
+    """Returns flags as words; a value of None leaves a flag out, True and False are with and without."""
+    words = []
+    for flag, value in flags.items():
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return words
+
+
+def shared_environment(deployment: Deployment, partition_variable: str) -> dict[str, str]:
+    """Returns the environment of settings that no flag holds."""
+    plan = deployment.plan
+    stated = {} if plan.layer_partition is None else {partition_variable: ",".join(map(str, plan.layer_partition))}
+    return stated | ({} if deployment.engine.peer_access is not False else {"NCCL_P2P_DISABLE": "1"})
+
+
+def shared_notes(deployment: Deployment, own_allreduce: str) -> list[str]:
+    """Returns what the flags of either engine leave open."""
+    engine, plan = deployment.engine, deployment.plan
+    notes = ["Add --trust-remote-code if the model's repository brings code of its own."]
+    if plan.replicas > 1:
+        notes.append(f"One server per replica, on GPUs of its own; a {plan.balancer} balancer goes in front of them.")
+    if engine.draft_tokens:
+        notes.append(f"Put the draft model's name or path in the place of {DRAFT_MODEL}.")
+    if engine.allreduce == "custom":
+        notes.append(f"No flag forces the engine's own AllReduce: it takes it {own_allreduce}.")
+    if engine.allreduce == "pcie-oneshot":
+        notes.append("One-shot AllReduce over PCIe needs a build with that patch; releases do not have it.")
+    return notes
+
+
+def launch(lines: Sequence[LaunchLine], notes: Sequence[str]) -> Launch:
+    """Returns a launch of some lines."""
+    return Launch(tuple(lines), tuple(notes))
+
+
+def last_part(path: str) -> str:
+    """Returns the model's own name in a path: the last part, or the repository of a Hugging Face cache folder."""
+    parts = [part for part in PurePosixPath(path.replace("\\", "/")).parts if part not in {"/", ".", ".."}]
+    cached = [part for part in parts if part.startswith("models--")]
+    return cached[-1].split("--")[-1] if cached else (parts[-1] if parts else path)

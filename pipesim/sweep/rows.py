@@ -1,0 +1,133 @@
+"""From a point of the grid to a row of the file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipesim.axes import Method
+from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
+from pipesim.plan.evaluate import SharedPrices, consider
+from pipesim.prediction import Predictor, deploy
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.model import ModelProfile
+from pipesim.workload import Workload
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+METRICS = (
+    "feasible",
+    "reason",
+    "gpus",
+    "kv_capacity_tokens",
+    "output_tokens_per_s",
+    "output_tokens_per_s_per_gpu",
+    "output_tokens_per_s_per_request",
+    "request_throughput_per_s",
+    *(f"{name[:-2]}_{kind}_s" for name in LATENCIES for kind in ("mean", "p50", "p99")),
+    "step_time_s",
+    "bubble_fraction",
+    "micro_batches_in_flight",
+)
+"""Columns of the answer, after those of the question."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the grid: everything that a worker needs, by value."""
+
+    key: tuple[Any, ...]
+    """Columns of the question."""
+    model: ModelProfile
+    hardware: HardwareProfile
+    plan: ParallelPlan | None = None
+    settings: EngineSettings | None = None
+    workload: Workload | None = None
+    refused: str = ""
+    """Why it is no question at all."""
+
+
+def rows_of(points: Sequence[Point], method: Method, seeds: int, first_seed: int) -> list[tuple[Any, ...]]:
+    """Returns the row of each point; one that cannot run says why, and has no figures."""
+    worker = _Worker(method, seeds, first_seed)
+    return [(*point.key, *worker.answer(point)) for point in points]
+
+
+class _Worker:
+    """Answers points that come one after another; neighbours share prices and refusals."""
+
+    def __init__(self, method: Method, seeds: int, first_seed: int) -> None:
+        self._method, self._seeds, self._first_seed = method, seeds, first_seed
+        self._prices = SharedPrices()
+        self._predictors: dict[tuple[object, ...], Predictor | str] = {}
+
+    def answer(self, point: Point) -> tuple[Any, ...]:
+        """Returns the columns of `METRICS`."""
+        if point.plan is None or point.settings is None or point.workload is None:
+            return _refused(point.refused)
+        key = (point.model.name, point.hardware.name, point.plan, point.settings)
+        if key not in self._predictors:
+            deployment = _deployed(point.model, point.hardware, point.plan, point.settings)
+            self._predictors[key] = deployment if isinstance(deployment, str) else self._prices.predictor(deployment)
+        predictor = self._predictors[key]
+        if isinstance(predictor, str):
+            return _refused(predictor)
+        try:
+            if self._method == "closed-form":
+                return _closed_form(predictor, point.workload)
+            return self._simulated(predictor, point.workload)
+        except InfeasibleDeployment as refusal:
+            return _refused(" ".join(refusal.reasons))
+        except (UsageError, MissingEvidence) as refusal:
+            return _refused(str(refusal))
+
+    def _simulated(self, predictor: Predictor, workload: Workload) -> tuple[Any, ...]:
+        prediction = predictor.predict(workload, self._seeds, first_seed=self._first_seed)
+        rate, gpus = prediction.mean("output_tokens_per_s"), predictor.deployment.plan.gpus
+        latencies = [value for name in LATENCIES for value in prediction.latency(name)]
+        return (
+            True,
+            "",
+            gpus,
+            predictor.kv_capacity_tokens,
+            rate,
+            rate / gpus,
+            prediction.mean("output_tokens_per_s_per_request"),
+            prediction.mean("request_throughput_per_s"),
+            *latencies,
+            *(prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")),
+        )
+
+
+def _closed_form(predictor: Predictor, workload: Workload) -> tuple[Any, ...]:
+    candidate = consider(predictor, workload, "mean")
+    figures, steady = candidate.closed_figures, candidate.closed_form
+    latencies = [value for name in LATENCIES for value in (getattr(figures, name), None, None)]
+    return (
+        True,
+        "",
+        candidate.gpus,
+        predictor.kv_capacity_tokens,
+        figures.output_tokens_per_s,
+        figures.output_tokens_per_s / candidate.gpus,
+        candidate.per_request,
+        figures.output_tokens_per_s / workload.output_len,
+        *latencies,
+        steady.step_time_s,
+        steady.bubble_fraction,
+        steady.micro_batches,
+    )
+
+
+def _deployed(
+    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings
+) -> Deployment | str:
+    try:
+        return deploy(model, hardware, plan, settings)
+    except InfeasibleDeployment as refusal:
+        return " ".join(refusal.reasons)
+    except (UsageError, MissingEvidence) as refusal:
+        return str(refusal)
+
+
+def _refused(reason: str) -> tuple[Any, ...]:
+    return (False, reason, *[None] * (len(METRICS) - 2))
