@@ -17,7 +17,7 @@ HEIGHT = 0.8
 """Of a stage's row; the rows are 1 apart."""
 STEPS = 3
 """Decode steps that a picture shows where no window is asked for."""
-CANDIDATES = 64
+CANDIDATES = 256
 """Places of the run that are looked at for a window like the whole."""
 CHARACTER = 0.012
 """Width of one character of a label, as a share of the axes."""
