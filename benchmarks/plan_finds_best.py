@@ -11,9 +11,9 @@ import os
 import sys
 import time
 
-from pipesim.plan.evaluate import Task, Workers
-from pipesim.plan.question import PlanQuestion
-from pipesim.plan.search import PlanSearch, search
+from pipesim.planning.evaluate import Task, Workers
+from pipesim.planning.question import PlanQuestion
+from pipesim.planning.search import PlanSearch, search
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.workload import Workload
 

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from pipesim.measured import MeasuredRun
 from pipesim.profiles.store import available
 from pipesim.runs import load_runs
-from pipesim.validate import SEEDS, Comparison, compare
+from pipesim.validation import SEEDS, Comparison, compare
 
 RUNS = "kimi-k2.6-tuned-tp8"
 SYSTEM = "rtx_pro_6000_server"

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipesim.explain import NAMES
 from pipesim.prediction import Prediction
+from pipesim.reasons import NAMES
 from pipesim.report import explain_json, predict_json, validate_json
 from pipesim.sensitivity import LEVEL, Confidence
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
-    from pipesim.validate import Validation
+    from pipesim.validation import Validation
     from pipesim.whatif import Explanation
 
 LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}

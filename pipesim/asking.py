@@ -84,15 +84,8 @@ def _asking(command: Callable[..., None], searched: tuple[str, ...]) -> Callable
 
     @functools.wraps(command)
     def ask(**given: Any) -> None:
-        fixed = {name: given[name] for name in searched if given[name] is not None}
-        for name in searched:
-            if name in DEGREES or given[name] is None:
-                given[name] = shared[name].default
-        asked = question(**{name: given.pop(name) for name in shared})
-        for name, example in LISTS.items():
-            if name in fixed:
-                fixed[name] = parse_integers(f"--{name.replace('_', '-')}", fixed[name], example)
-        command(replace(asked, fixed=fixed), **given)
+        asked = ask_openly({name: given.pop(name) for name in shared}, searched)
+        command(asked, **given)
 
     parameters = [
         p.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None if p.name in searched else p.default)
@@ -104,6 +97,20 @@ def _asking(command: Callable[..., None], searched: tuple[str, ...]) -> Callable
         for parameter in parameters
     }
     return ask
+
+
+def ask_openly(given: Mapping[str, Any], searched: Sequence[str] = SEARCHED) -> Question:
+    """Returns the question that values of parameters of `question` ask.
+
+    Of those searched, what is given and not None goes into `Question.fixed`. Raises UsageError.
+    """
+    fixed = {name: given[name] for name in searched if given.get(name) is not None}
+    left_open = {name for name in searched if name in DEGREES or given.get(name) is None}
+    asked = question(**{name: value for name, value in given.items() if name not in left_open})
+    for name, example in LISTS.items():
+        if name in fixed:
+            fixed[name] = parse_integers(f"--{name.replace('_', '-')}", fixed[name], example)
+    return replace(asked, fixed=fixed)
 
 
 def _optional(hint: Any) -> Any:

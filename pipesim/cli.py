@@ -31,7 +31,6 @@ from pipesim.commands.shared import (
 )
 from pipesim.commands.sweep import sweep_command
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
-from pipesim.explain import datasheet_constants
 from pipesim.export import export_trace, parse_window
 from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import Question
@@ -46,6 +45,7 @@ from pipesim.profiles.store import (
     load_hardware,
     load_model,
 )
+from pipesim.reasons import datasheet_constants
 from pipesim.records import RequestRecords
 from pipesim.simulation import Detail
 
@@ -166,7 +166,7 @@ def validate_command(
 ) -> None:
     """Compare predictions with measured runs; exit 1 when one is out of its tolerance."""
     from pipesim.runs import load_runs  # noqa: PLC0415 - only this command needs them
-    from pipesim.validate import validate  # noqa: PLC0415
+    from pipesim.validation import validate  # noqa: PLC0415
 
     check_answer_file(output, (*TABLES, *PICTURES))
     files = load_runs(paths or [])
@@ -198,36 +198,12 @@ def calibrate_command(
 
     Example: pipesim calibrate ./my-box.toml --system rtx_pro_6000_server --nccl-tests all_reduce.txt --dry-run
     """
-    from pipesim import calibration  # noqa: PLC0415 - only this command needs them
-    from pipesim.runs import load_runs  # noqa: PLC0415
+    from pipesim.calibration.apply import calibrate  # noqa: PLC0415 - only this command needs it
 
-    if is_derived(hardware):
-        show = f"pipesim profiles show {hardware} > my-box.toml"
-        raise UsageError("HARDWARE", hardware, f"a profile with a file to write into (`{show}` makes one)")
-    path = find("hardware", hardware)
-    profile = load_hardware(hardware)
-    if not (system or nccl_tests or runs):
-        raise UsageError("calibrate", hardware, "one of --system, --nccl-tests and --runs")
-    changes = []
-    if system:
-        kernels = calibration.calibrate_hardware(path, system, dry_run)
-        changes.append(kernels.difference)
-        print(calibration.calibration_text(kernels))
-    if nccl_tests:
-        curves = calibration.curves_from_nccl_tests(nccl_tests)
-        changes.append(calibration.difference(path, curves.fits))
-        print(calibration.measured_curves_text(curves))
-        if not dry_run:
-            calibration.write_profile(path, curves.fits)
-    if runs:
-        fit = calibration.fit_runs(load_runs(runs), profile)
-        launch = profile.host.eager_launch * fit.launch_factor
-        changes.append(calibration.launch_time_difference(path, launch))
-        print(calibration.run_fit_text(fit, profile.host.eager_launch))
-        if not dry_run:
-            calibration.write_launch_time(path, launch)
+    found = calibrate(hardware, system, nccl_tests or [], runs or [], dry_run)
+    print(*found.texts, sep="\n")
     if dry_run:
-        print("", *filter(None, changes), sep="\n")
+        print("", *found.differences, sep="\n")
 
 
 @profiles_app.command("list")

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.explain import binding_limit
-from pipesim.plan.question import SECONDS_PER_HOUR, Job
-from pipesim.plan.search import Plan, PlanSearch
-from pipesim.plan.space import Rejection, smallest_box
+from pipesim.planning.question import SECONDS_PER_HOUR, Job
+from pipesim.planning.search import Plan, PlanSearch
+from pipesim.planning.space import Rejection, smallest_box
+from pipesim.reasons import binding_limit
 from pipesim.report import (
     WIDTH,
     arrivals,
@@ -165,7 +165,7 @@ def arguments(plan: Plan) -> list[str]:
     deployment, split, engine = plan.deployment, plan.deployment.plan, plan.deployment.engine
     flags = ["--hardware", deployment.hardware.name, "--engine", engine.name]
     flags += ["--tp", str(split.tp), "--pp", str(split.pp), *_split_flags(split)]
-    return flags + _setting_flags(engine, split)
+    return flags + setting_flags(engine, split)
 
 
 def _split_flags(split: ParallelPlan) -> list[str]:
@@ -174,7 +174,8 @@ def _split_flags(split: ParallelPlan) -> list[str]:
     return flags + ["--dp-attention"] * split.dp_attention
 
 
-def _setting_flags(engine: EngineSettings, split: ParallelPlan) -> list[str]:
+def setting_flags(engine: EngineSettings, split: ParallelPlan) -> list[str]:
+    """Returns the flags of what a search sets beyond the engine's defaults."""
     given = {
         "--pp-max-micro-batch-size": engine.pp_max_micro_batch_size,
         "--pp-async-batch-depth": engine.pp_async_batch_depth or None,
@@ -285,7 +286,7 @@ def _row(found: PlanSearch, plan: Plan) -> list[str]:
     )
     lead = f"{rank:>5} {name:<15}"
     first = [lead + numbers] if len(name) < 15 else [lead, f"{'':<21}{numbers}"]
-    flags = " ".join(_setting_flags(plan.deployment.engine, plan.deployment.plan))
+    flags = " ".join(setting_flags(plan.deployment.engine, plan.deployment.plan))
     missed = "" if plan.meets_slo else "misses the limits; "
     note = textwrap.wrap(missed + (flags or "engine defaults"), WIDTH - 7, break_on_hyphens=False)
     return first + [f"{'':>7}{line}" for line in note]
@@ -367,7 +368,7 @@ def _rejected(found: PlanSearch) -> list[str]:
         reason = LACKS_MEMORY if " lacks " in rejection.reasons[0] else GIVEN.sub(": ", rejection.reasons[0])
         kind = NUMBER.sub("#", reason)
         texts.setdefault(kind, reason)
-        flags = _setting_flags(rejection.settings, rejection.plan)
+        flags = setting_flags(rejection.settings, rejection.plan)
         groups.setdefault(kind, []).append(" ".join([str(rejection.plan), *flags]))
     lines = ["cannot run"] if groups else []
     for kind, names in sorted(groups.items(), key=lambda item: -len(item[1])):

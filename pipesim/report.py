@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment, ParallelPlan
-from pipesim.explain import NAMES, binding_limit, notes
 from pipesim.metrics import Latency
 from pipesim.prediction import Prediction
+from pipesim.reasons import NAMES, binding_limit, notes
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
 from pipesim.workload import Workload
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
-    from pipesim.validate import Comparison, Validation
+    from pipesim.validation import Comparison, Validation
     from pipesim.whatif import Explanation
 
 WIDTH = 80

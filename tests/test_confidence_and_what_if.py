@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.explain import notes
 from pipesim.measured import Runs
 from pipesim.partition import balanced_partition
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.reasons import notes
 from pipesim.runs import load_runs
 from pipesim.sensitivity import HEADLINES, Confidence
-from pipesim.validate import Validation, validate
+from pipesim.validation import Validation, validate
 from pipesim.whatif import Explanation, explain
 from pipesim.workload import Workload
 from tests.conftest import RunCli

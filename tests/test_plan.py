@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.errors import UsageError
 from pipesim.partition import minimax_partition
-from pipesim.plan.evaluate import SharedPrices, Split, closed_loop_of
-from pipesim.plan.odds import Contender, odds
-from pipesim.plan.question import Figures, Job, Objective, PlanQuestion
-from pipesim.plan.search import PlanSearch, search
-from pipesim.plan.space import smallest_box
 from pipesim.plan_report import arguments
+from pipesim.planning.evaluate import SharedPrices, Split, closed_loop_of
+from pipesim.planning.odds import Contender, odds
+from pipesim.planning.question import Figures, Job, Objective, PlanQuestion
+from pipesim.planning.search import PlanSearch, search
+from pipesim.planning.space import smallest_box
 from pipesim.prediction import Predictor, deploy
 from pipesim.sensitivity import Sensitivity
 from pipesim.workload import Workload
@@ -70,7 +70,7 @@ def test_the_best_of_an_exhaustive_simulation_is_among_the_first_five() -> None:
 
 
 def test_a_search_cut_short_puts_simulated_plans_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipesim.plan.search.MOST_SIMULATIONS", 2)
+    monkeypatch.setattr("pipesim.planning.search.MOST_SIMULATIONS", 2)
     short = search(asked(fixed={"tp": 8}))
     assert [plan.prediction is not None for plan in short.plans[:3]] == [True, True, False]
 
@@ -172,7 +172,7 @@ def test_the_screen_keeps_within_80_columns(run_cli: RunCli) -> None:
 def test_processes_find_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     question = asked(fixed={"tp": 8, "ep": 1, "dcp": 1}, seeds=2)
     alone = search(question)
-    monkeypatch.setattr("pipesim.plan.evaluate.POOL_FROM_PASSES", 0)
+    monkeypatch.setattr("pipesim.planning.evaluate.POOL_FROM_PASSES", 0)
     assert [plan.figures for plan in search(question, jobs=2).plans] == [plan.figures for plan in alone.plans]
 
 

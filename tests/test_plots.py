@@ -38,7 +38,7 @@ from pipesim.plots.timeline import HEIGHT, typical_window
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.timeline import Timeline
-from pipesim.validate import Comparison, Validation
+from pipesim.validation import Comparison, Validation
 from pipesim.whatif import Change, Explanation
 from pipesim.workload import Workload
 from tests.conftest import KIMI, predictor

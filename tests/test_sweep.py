@@ -172,7 +172,7 @@ def test_parquet_holds_the_same_rows(run_cli: RunCli, tmp_path: Path) -> None:
 def test_bad_input_ends_with_one_message(
     run_cli: RunCli, flags: list[object], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipesim.sweep.run.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("pipesim.sweeping.run.CONNECT_SECONDS", 1)
     ran = run_cli("sweep", "--output-len", 4, "--jobs", 1, *flags)
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.explain import binding_limit, notes
 from pipesim.measured import RunEngine
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.store import available, load_hardware, load_model
+from pipesim.reasons import binding_limit, notes
 from pipesim.runs import load_runs
-from pipesim.validate import Validation, validate
+from pipesim.validation import Validation, validate
 from pipesim.workload import Workload
 from tests.conftest import RunCli
 

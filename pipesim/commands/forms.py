@@ -9,8 +9,8 @@ from pipesim.commands.shared import PICTURES
 from pipesim.prediction import Prediction, Predictor
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
-    from pipesim.plan.search import PlanSearch
-    from pipesim.validate import Validation
+    from pipesim.planning.search import PlanSearch
+    from pipesim.validation import Validation
     from pipesim.whatif import Explanation
 
 Forms = Mapping[str, Callable[[], str | bytes]]

@@ -2,18 +2,21 @@
 
 import math
 import os
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import typer
 
 from pipesim.asking import asks_openly
 from pipesim.commands.forms import plan_forms
 from pipesim.commands.shared import PICTURES, AnswerFile, Json, check_answer_file, print_json, progress, write_answer
-from pipesim.deployment import SERVERS
+from pipesim.deployment import SERVERS, EngineName
 from pipesim.errors import UsageError
 from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
-from pipesim.plan.question import Job, Objective, Percentile, PlanQuestion, RankBy
+from pipesim.planning.question import Job, Objective, Percentile, PlanQuestion, RankBy
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.store import load_hardware, load_model
 
 Boxes = Annotated[
@@ -67,37 +70,21 @@ def plan_command(  # noqa: PLR0913 - one for each option
 
     Example: pipesim plan --gpus 8 --concurrency 64 --max-tpot 80ms
     """
-    from pipesim.plan.search import search  # noqa: PLC0415 - only this command needs them
     from pipesim.plan_report import plan_json, plan_text  # noqa: PLC0415
+    from pipesim.planning.search import search  # noqa: PLC0415 - only this command needs them
 
     check_answer_file(output, (".json", ".csv", *PICTURES))
     names = list(dict.fromkeys(name for given in hardware or [DEFAULT_HARDWARE] for name in given.split(",") if name))
     boxes = tuple(load_hardware(name) for name in names)
-    question = PlanQuestion(
-        model=load_model(asked.model),
-        boxes=boxes,
-        workload=asked.workload,
-        engines=SERVERS if engine == "any" else (engine,),
+    goal = objective(rank_by, slo_percentile, max_ttft, max_tpot, prices(gpu_hour_price, [box.name for box in boxes]))
+    question = replace(
+        plan_question(asked, load_model(asked.model), boxes, engine, goal),
         gpus=gpus,
-        plan=asked.plan,
-        settings=asked.settings,
-        fixed=asked.fixed,
-        objective=Objective(
-            rank_by,
-            slo_percentile,
-            None if max_ttft is None else parse_flag("--max-ttft", max_ttft, "s"),
-            None if max_tpot is None else parse_flag("--max-tpot", max_tpot, "s"),
-            _prices(gpu_hour_price, [box.name for box in boxes]),
-        ),
         best_partition=best_partition,
         seeds=seeds,
         first_seed=seed,
     )
-    job = Job(
-        _positive("--total-tokens", total_tokens),
-        _positive("--num-requests", num_requests),
-        _positive("--gpu-watts", gpu_watts),
-    )
+    job = batch_job(total_tokens, num_requests, gpu_watts)
     found = search(question, jobs or os.cpu_count() or 1, progress())
     winner = found.plans[0].deployment if found.plans else None
     started = winner if winner is not None and winner.engine.name in SERVERS else None
@@ -113,8 +100,54 @@ def plan_command(  # noqa: PLR0913 - one for each option
         raise typer.Exit(1)
 
 
-def _prices(given: str | None, boxes: list[str]) -> dict[str, float] | None:
-    """Returns the price of a GPU-hour on each box."""
+def plan_question(
+    asked: Question,
+    model: ModelProfile,
+    boxes: tuple[HardwareProfile, ...],
+    engine: EngineName | Literal["any"],
+    goal: Objective,
+) -> PlanQuestion:
+    """Returns the question of a search, with what a person asked left open, on boxes of a choice."""
+    return PlanQuestion(
+        model=model,
+        boxes=boxes,
+        workload=asked.workload,
+        engines=SERVERS if engine == "any" else (engine,),
+        plan=asked.plan,
+        settings=asked.settings,
+        fixed=asked.fixed,
+        objective=goal,
+    )
+
+
+def objective(
+    rank_by: RankBy,
+    percentile: Percentile,
+    max_ttft: str | None,
+    max_tpot: str | None,
+    gpu_hour_price: dict[str, float] | None,
+) -> Objective:
+    """Returns what plans are judged by; limits are times such as "50 ms". Raises PipesimError."""
+    return Objective(
+        rank_by,
+        percentile,
+        None if max_ttft is None else parse_flag("--max-ttft", max_ttft, "s"),
+        None if max_tpot is None else parse_flag("--max-tpot", max_tpot, "s"),
+        gpu_hour_price,
+    )
+
+
+def batch_job(total_tokens: float | None, num_requests: float | None, gpu_watts: float | None) -> Job:
+    """Returns the batch job of which cost and energy are asked. Raises UsageError."""
+    return Job(
+        _positive("--total-tokens", total_tokens),
+        _positive("--num-requests", num_requests),
+        _positive("--gpu-watts", gpu_watts),
+    )
+
+
+def prices(given: str | None, boxes: list[str]) -> dict[str, float] | None:
+    """Returns the price of a GPU-hour on each box: one for all, or NAME=PRICE for each. Raises UsageError."""
     if given is None:
         return None
     wanted = 'a price such as "2.5", or one for each box such as "' + ",".join(f"{name}=2.5" for name in boxes) + '"'

@@ -16,7 +16,8 @@ from pipesim.errors import ProfileError, UsageError
 from pipesim.profiles.store import load_hardware, load_model
 
 if TYPE_CHECKING:  # start-up does without the modules of one command
-    from pipesim.sweep.rows import Point
+    from pipesim.sweeping.rows import Point
+    from pipesim.sweeping.run import Sweep
 
 COLUMNS = (
     "model",
@@ -71,13 +72,30 @@ def sweep_command(
 
     Example: pipesim sweep --tp 1,2,4,8 --pp 1,2,4,8 --concurrency 1:128 -o grid.csv
     """
-    from pipesim.sweep.run import Sweep, run_sweep  # noqa: PLC0415 - only this command needs it
+    from pipesim.sweeping.run import run_sweep  # noqa: PLC0415 - only this command needs it
 
     if resume and output is None:
         raise UsageError("--resume", "no --output", "--output with the file to go on with")
     size = grid_size(grid.axes)
     models = {name: load_model(name) for name in grid.axes.get("model", [grid.defaults["model"]])}
     boxes = {name: load_hardware(name) for name in grid.axes.get("hardware", [grid.defaults["hardware"]])}
+    sweep = sweep_of(grid, models, boxes, (method, seeds, seed))
+    for line in run_sweep(sweep, output, resume, jobs or os.cpu_count() or 1, executor, _progress(size)):
+        print(line)
+    if output is not None:
+        note(f"wrote {size:,} rows to {output}")
+
+
+def sweep_of(
+    grid: Grid, models: Mapping[str, Any], boxes: Mapping[str, Any], settings: tuple[Method, int, int]
+) -> "Sweep":
+    """Returns the sweep over a grid with these profiles by name; settings are method, seeds and first seed.
+
+    Raises:
+        UsageError: when the grid has too many points.
+    """
+    from pipesim.sweeping.run import Sweep  # noqa: PLC0415 - only a sweep needs it
+
     columns = (*COLUMNS, *(name for name in grid.axes if name not in COLUMNS))
 
     def points() -> "Iterator[Point]":
@@ -92,18 +110,14 @@ def sweep_command(
             [profile.model_dump_json() for profile in (*models.values(), *boxes.values())],
         )
     )
-    sweep = Sweep(columns, points, size, identity, method, seeds, seed)
-    for line in run_sweep(sweep, output, resume, jobs or os.cpu_count() or 1, executor, _progress(size)):
-        print(line)
-    if output is not None:
-        note(f"wrote {size:,} rows to {output}")
+    return Sweep(columns, points, grid_size(grid.axes), identity, *settings)
 
 
 def _point(
     grid: Grid, chosen: dict[str, Any], columns: tuple[str, ...], models: Mapping[str, Any], boxes: Mapping[str, Any]
 ) -> "Point":
     """Returns one point; one that is no question (TP 0, say) says so in its row."""
-    from pipesim.sweep.rows import Point  # noqa: PLC0415 - only this command needs it
+    from pipesim.sweeping.rows import Point  # noqa: PLC0415 - only this command needs it
 
     model, hardware = models[chosen["model"]], boxes[chosen["hardware"]]
     key = tuple(chosen[name] for name in columns)

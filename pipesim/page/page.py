@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipesim.evidence import evidence
-from pipesim.explain import binding_limit, notes
 from pipesim.page.pictures import RATE, pictures
 from pipesim.page.study import Study
 from pipesim.plots.shares import SHORT_NAMES
 from pipesim.prediction import GIB, Prediction
+from pipesim.reasons import binding_limit, notes
 from pipesim.report import arrivals, lengths, time_text
 from pipesim.sensitivity import LEVEL, Confidence
 

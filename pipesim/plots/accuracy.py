@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from pipesim.plots.labels import Label, place_labels
 from pipesim.plots.style import BLUE, GRID, INK, LINE, ORANGE, PAPER, VERMILLION, axes_or_new, finish, styled
-from pipesim.validate import Comparison, Validation
+from pipesim.validation import Comparison, Validation
 
 UNITS = {
     "output_tokens_per_s": ("output", "tok/s"),

@@ -16,7 +16,7 @@ from pipesim.plots.timeline import plot_timeline
 from pipesim.prediction import Prediction
 from pipesim.sensitivity import LEVEL, Confidence
 from pipesim.timeline import Timeline
-from pipesim.validate import Validation
+from pipesim.validation import Validation
 from pipesim.whatif import Explanation
 
 ROW = 0.27

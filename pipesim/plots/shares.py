@@ -5,9 +5,9 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 
-from pipesim.explain import NAMES
 from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, row_step, styled, text_colour
 from pipesim.prediction import Prediction
+from pipesim.reasons import NAMES
 
 MOST_GPU_ROWS = 16
 """GPUs that get a bar each; of more, the GPUs of a stage share one."""

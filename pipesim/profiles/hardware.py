@@ -312,7 +312,34 @@ class HardwareProfile(Frozen):
             )
             for curve in self.collectives
         )
-        return self.model_copy(update={"peer_links": faster, "collectives": curves})
+        uplinks = tuple(s.model_copy(update={"uplink": s.uplink * factor}) for s in self.topology.switches)
+        topology = self.topology.model_copy(update={"switches": uplinks})
+        return self.model_copy(update={"peer_links": faster, "collectives": curves, "topology": topology})
+
+    def with_link(self, bandwidth: str | None = None, latency: str | None = None) -> Self:
+        """Returns the same box with other links between its GPUs: a what-if, labelled so in its name and sources.
+
+        Every link, uplink and collective is scaled by the ratio of `bandwidth`, such as "128 GB/s", to what two GPUs
+        of a group get now. The start of every transfer and collective is scaled by the ratio of `latency`, such as
+        "5 us", to that of a send/recv now. Nothing of it is measured, so that the answer counts it as datasheet.
+
+        Raises:
+            ValueError: for a quantity of another unit, or zero.
+        """
+        from pipesim.profiles.other_links import with_link  # noqa: PLC0415 - it knows this class
+
+        return with_link(self, bandwidth, latency)
+
+    def with_gpus(self, gpus: int, nodes: int = 1) -> Self:
+        """Returns a box of the same GPUs: `gpus` in each of so many nodes; see `pipesim.profiles.resize`.
+
+        Raises:
+            ProfileError: when no server holds so many.
+        """
+        from pipesim.profiles.names import canonical  # noqa: PLC0415
+        from pipesim.profiles.resize import resized  # noqa: PLC0415 - it knows this class
+
+        return resized(self, gpus, nodes, canonical(self.name, gpus, nodes))
 
     @property
     def nodes(self) -> int:

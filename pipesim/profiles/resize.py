@@ -1,5 +1,7 @@
 """The same GPUs in another number: the first of a box, more of them, or several nodes over a network."""
 
+from typing import TypeVar
+
 from pipesim.errors import ProfileError
 from pipesim.profiles.base import Source
 from pipesim.profiles.hardware import HardwareProfile, Network, Switch, Topology
@@ -15,8 +17,10 @@ DEFAULT_NETWORK_SOURCE = Source.model_construct(
     "RDMA; not measured",
 )
 
+Box = TypeVar("Box", bound=HardwareProfile)
 
-def resized(profile: HardwareProfile, gpus: int | None, nodes: int, name: str) -> HardwareProfile:
+
+def resized(profile: Box, gpus: int | None, nodes: int, name: str) -> Box:
     """Returns a box of the same GPUs: `gpus` in each of so many nodes, or as many as the profile has.
 
     Fewer are the first of the box: its groups and switches are cut, its curves of as many ranks or fewer kept. More

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pipesim.deployment import Deployment
-from pipesim.plan.candidates import Space
-from pipesim.plan.evaluate import Candidate, Split, Task, Workers, shortened
-from pipesim.plan.odds import Contender, Odds, odds
-from pipesim.plan.question import Figures, PlanQuestion
-from pipesim.plan.space import Rejection, check_fixed
+from pipesim.planning.candidates import Space
+from pipesim.planning.evaluate import Candidate, Split, Task, Workers, shortened
+from pipesim.planning.odds import Contender, Odds, odds
+from pipesim.planning.question import Figures, PlanQuestion
+from pipesim.planning.space import Rejection, check_fixed
 from pipesim.prediction import Prediction
 from pipesim.sensitivity import HEADLINES, Confidence, Sensitivity, sensitivities
 from pipesim.workload import Workload

@@ -7,9 +7,9 @@ from math import log
 from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
 from pipesim.partition import balanced_partition
-from pipesim.plan.evaluate import Candidate, SharedPrices, Split, consider
-from pipesim.plan.question import PlanQuestion
-from pipesim.plan.space import Rejection, further_settings, settled, slot_settings, splits, variants
+from pipesim.planning.evaluate import Candidate, SharedPrices, Split, consider
+from pipesim.planning.question import PlanQuestion
+from pipesim.planning.space import Rejection, further_settings, settled, slot_settings, splits, variants
 from pipesim.profiles.hardware import HardwareProfile
 
 REFINED_PER_SPLIT = 3

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipesim.plan.evaluate import Split
-from pipesim.plan.question import Figures, Objective
+from pipesim.planning.evaluate import Split
+from pipesim.planning.question import Figures, Objective
 from pipesim.sensitivity import Sensitivity
 
 DRAWS = 4000

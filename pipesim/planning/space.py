@@ -10,7 +10,7 @@ from pipesim.deployment import Deployment, EngineName, EngineSettings, KvCacheDt
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, PipesimError, UsageError
-from pipesim.plan.question import PlanQuestion
+from pipesim.planning.question import PlanQuestion
 from pipesim.prediction import deploy, shortage
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.workload import Workload

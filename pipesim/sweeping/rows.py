@@ -7,7 +7,7 @@ from typing import Any
 from pipesim.axes import Method
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
-from pipesim.plan.evaluate import SharedPrices, consider
+from pipesim.planning.evaluate import SharedPrices, consider
 from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile

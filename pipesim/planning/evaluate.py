@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
 from pipesim.passes import PassPricer
-from pipesim.plan.question import Figures, Percentile
+from pipesim.planning.question import Figures, Percentile
 from pipesim.prediction import Prediction, Predictor, pricer_of
 from pipesim.units import PICOSECONDS_PER_SECOND
 from pipesim.workload import LIMITS, Workload

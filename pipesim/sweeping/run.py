@@ -18,7 +18,7 @@ from typing import Any
 
 from pipesim.axes import Method
 from pipesim.errors import UsageError
-from pipesim.sweep.rows import METRICS, Point, rows_of
+from pipesim.sweeping.rows import METRICS, Point, rows_of
 
 CLOSED_FORM_CHUNK, SIMULATION_CHUNK = 128, 4
 """Points of one task: enough to share prices, few enough that rows keep coming."""
@@ -95,6 +95,12 @@ def run_sweep(
                 return
         _write(sweep, part, resume, source, show)
         _to_parquet(part, output)
+
+
+def sweep_rows(sweep: Sweep, jobs: int = 1) -> Iterator[Row]:
+    """Yields the rows of `sweep.header` in grid order, computed in so many processes."""
+    with _executor(jobs, None) as (executor, workers):
+        yield from _rows(sweep, 0, executor, workers)
 
 
 @dataclass(frozen=True)

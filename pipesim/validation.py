@@ -86,12 +86,8 @@ class Validation:
 def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str], None] = lambda _: None) -> Validation:
     """Returns the comparison of every measured figure with its prediction, the mean over at most `seeds` seeds.
 
-<<<<<<< HEAD
-    Of a run with many requests fewer seeds are drawn.
-=======
     A run that pipesim holds to be impossible was measured all the same, so its rows fail with the reason and the others
     are compared. Of a run with many requests fewer seeds are drawn, at least two.
->>>>>>> qa
     """
     rows: list[Comparison] = []
     assumptions = []
@@ -101,14 +97,10 @@ def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str]
         for run in file.run:
             progress(run.id)
             requests = run.workload.num_prompts or run.workload.waves * run.workload.concurrency
-<<<<<<< HEAD
-            rows += compare(run, min(seeds, max(1, ENOUGH_REQUESTS // requests)))
-=======
             try:
-                rows += compare(run, min(seeds, max(2, ENOUGH_REQUESTS // requests)))
+                rows += compare(run, min(seeds, max(1, ENOUGH_REQUESTS // requests)))
             except UnpredictableRun as error:
                 rows += _unpredicted(run, error.reason)
->>>>>>> qa
     return Validation(tuple(rows), tuple(assumptions))
 
 
