@@ -13,7 +13,7 @@ from pipesim.sensitivity import Confidence
 from pipesim.workload import Workload
 
 USERS = (1, 8, 32, 64, 128)
-ENGINES: tuple[EngineName, ...] = ("sglang", "vllm")
+ENGINES: tuple[EngineName, ...] = ("sglang", "vllm", "rebatch")
 SPLITS = ((8, 1), (4, 2), (2, 4), (1, 8))
 SEEDS = 2
 

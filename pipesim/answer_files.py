@@ -33,6 +33,18 @@ def predict_csv(prediction: Prediction) -> str:
     return csv_text(list(flat), [list(flat.values())])
 
 
+def plan_csv(document: Mapping[str, Any]) -> str:
+    """Returns one row per plan, best first and the rejected ones last: the single values of its JSON entry."""
+    plain = (str, int, float, bool, type(None))
+    plans = [
+        {key: value for key, value in plan.items() if isinstance(value, plain)}
+        | {"reasons": " ".join(plan.get("reasons", ()))}
+        for plan in document["plans"]
+    ]
+    header = list(dict.fromkeys(key for plan in plans for key in plan))
+    return csv_text(header, [[plan.get(key) for key in header] for plan in plans])
+
+
 def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, part in value.items():

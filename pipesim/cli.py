@@ -109,18 +109,18 @@ def predict_command(  # noqa: PLR0913, PLR0917 - each option is a parameter
 
     Example: pipesim predict --tp 2 --pp 4 --concurrency 64
     """
+    check_answer_file(output, (*TABLES, *PICTURES))
     if trace_window is not None and trace_out is None:
         raise UsageError("--trace-window", trace_window, "it beside --trace-out only")
     window = parse_window(trace_window)
-    check_answer_file(output, (*TABLES, *PICTURES))
     with RequestRecords(requests) if requests else nullcontext() as records:
         prediction = _predict(asked, seeds, seed, detail, as_json, records)
     if strict:
         _refuse_datasheet(prediction)
+    write_answer(output, predict_forms(prediction, seed))
     if trace_out is not None:
         events = export_trace(Predictor(prediction.deployment), asked.workload, seed, trace_out, window)
         note(f"wrote {trace_out}: {events:,} events of seed {seed}, to be opened at https://ui.perfetto.dev")
-    write_answer(output, predict_forms(prediction, seed))
     if as_json:
         print_json(report.predict_json(prediction) | (launch_json(prediction.deployment) if launch else {}))
         return

@@ -49,3 +49,14 @@ class MissingEvidence(PipesimError):  # noqa: N818 - named after what is missing
 
     def __str__(self) -> str:
         return f"hardware profile {self.profile}: {self.key}: nothing was given, {self.wanted} is wanted"
+
+
+class UnpredictableRun(PipesimError):  # noqa: N818 - it is an answer: the run was measured, pipesim holds it impossible
+    """A measured run whose split, box or load pipesim refuses."""
+
+    def __init__(self, run: str, reason: str) -> None:
+        super().__init__(run, reason)
+        self.run, self.reason = run, reason
+
+    def __str__(self) -> str:
+        return f'run "{self.run}": {self.reason}'

@@ -137,17 +137,18 @@ def validate_json(validation: "Validation") -> dict[str, Any]:
                 "id": row.id,
                 "metric": row.metric,
                 "measured": row.measured,
-                "predicted": row.predicted,
-                "relative_error": row.relative_error,
+                "predicted": None if row.reason else row.predicted,
+                "relative_error": None if row.reason else row.relative_error,
                 "tolerance": row.tolerance,
                 "role": row.role,
                 "ok": row.ok,
-                "interval": list(row.interval),
+                "interval": None if row.reason else list(row.interval),
+                "reason": row.reason or None,
             }
             for row in validation.rows
         ],
         "summary": {
-            "mean_abs_relative_error": validation.mean_abs_relative_error,
+            "mean_abs_relative_error": validation.mean_abs_relative_error if worst is not None else None,
             "interval_coverage": validation.coverage,
             "worst": None
             if worst is None
@@ -346,9 +347,9 @@ def validate_text(validation: "Validation") -> str:
     lines = [f"{'run':<{width}}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
     for row in validation.rows:
         metric = row.metric.removesuffix("_per_s") + "/s" if row.metric.endswith("_per_s") else row.metric
-        measured, predicted = (_figure(row.metric, value) for value in (row.measured, row.predicted))
+        measured, predicted, error = _figures(row)
         lines.append(
-            f"{row.id:<{width}}{metric:<22}{measured:>9}{predicted:>10}{row.relative_error:>+8.1%}"
+            f"{row.id:<{width}}{metric:<22}{measured:>9}{predicted:>10}{error:>8}"
             f"{row.tolerance:>6.0%}  {_verdict(row):<11}".rstrip()
         )
     lines.append("")
@@ -359,6 +360,8 @@ def validate_text(validation: "Validation") -> str:
             f"worst {worst.relative_error:+.1%} ({worst.id}); "
         )
         lines.append(f"{validation.coverage:.0%} of them lie in the predicted {LEVEL:.0%} interval")
+    for run, reason in {row.id: row.reason for row in validation.rows if row.reason}.items():
+        lines += textwrap.wrap(f"{run} cannot be predicted: {reason}", WIDTH, subsequent_indent="  ")
     for text in validation.assumptions:
         lines += textwrap.wrap(f"assumed: {text}", WIDTH, subsequent_indent="  ")
     return "\n".join(lines)
@@ -367,13 +370,25 @@ def validate_text(validation: "Validation") -> str:
 def validate_markdown(validation: "Validation") -> str:
     """Returns the same table in Markdown."""
     lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
-    lines += [
-        f"| {row.id} | {row.metric} | {_figure(row.metric, row.measured)} | {_figure(row.metric, row.predicted)} "
-        f"| {row.relative_error:+.1%} "
-        f"| {row.tolerance:.0%} | {_verdict(row)} |"
-        for row in validation.rows
-    ]
-    return "\n".join(lines)
+    for row in validation.rows:
+        figures = " | ".join(_figures(row))
+        lines.append(f"| {row.id} | {row.metric} | {figures} | {row.tolerance:.0%} | {_verdict(row)} |")
+    lines += ["", *(f"{row.id} cannot be predicted: {row.reason}" for row in validation.rows if row.reason)]
+    return "\n".join(lines).rstrip()
+
+
+def _figures(row: "Comparison") -> tuple[str, str, str]:
+    """Returns what was measured, what is predicted and the error, dashes where nothing can be predicted."""
+    measured = _figure(row.metric, row.measured)
+    return (
+        (measured, "–", "–")
+        if row.reason
+        else (
+            measured,
+            _figure(row.metric, row.predicted),
+            f"{row.relative_error:+.1%}",
+        )
+    )
 
 
 def _figure(metric: str, value: float) -> str:
@@ -386,6 +401,8 @@ def _figure(metric: str, value: float) -> str:
 def _verdict(row: "Comparison") -> str:
     if row.role == "reported":
         return "reported"
+    if row.reason:
+        return "NO ANSWER"
     if row.role == "calibration":
         return "calibration" if row.ok else "CALIB. OUT"
     return "ok" if row.ok else "OUT"

@@ -45,7 +45,7 @@ def records(name: str, rows: Sequence[Mapping[str, Any]]) -> Records:
 
 def _record(name: str, columns: Sequence[str]) -> Any:
     """Returns a class of NamedTuples whose columns are known only now."""
-    return namedtuple(name, columns)  # type: ignore[misc]
+    return namedtuple(name, columns)
 
 
 def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
-from pipesim.errors import PipesimError, ProfileError
+from pipesim.errors import InfeasibleDeployment, PipesimError, ProfileError, UnpredictableRun, UsageError
 from pipesim.measured import MeasuredRun, Runs
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.store import available, load_hardware, load_model, read_toml, validated
@@ -39,10 +39,13 @@ def predict_run(run: MeasuredRun, seeds: int, scale: Mapping[str, float] | None 
     """Returns the prediction of one run; `scale` puts factors on prices (see `CostModel`).
 
     Raises:
-        PipesimError: when the run cannot be predicted; the text names it.
+        UnpredictableRun: when its split, box or load is refused.
+        PipesimError: when what it names cannot be used; the text of either names the run.
     """
     try:
         return _predict(run, seeds, scale)
+    except (InfeasibleDeployment, UsageError) as error:
+        raise UnpredictableRun(run.id, str(error)) from None
     except PipesimError as error:
         raise PipesimError(f'run "{run.id}": {error}') from None
 

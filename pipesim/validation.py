@@ -1,9 +1,11 @@
 """Are we right? Predictions beside measured runs, each with its tolerance."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
+from pipesim.errors import UnpredictableRun
 from pipesim.measured import KV_CAPACITY, MeasuredRun, Role, Runs
 from pipesim.runs import predict_run
 from pipesim.sensitivity import Confidence
@@ -21,9 +23,12 @@ class Comparison:
     metric: str
     measured: float
     predicted: float
+    """Not a number where nothing can be predicted."""
     interval: tuple[float, float]
     tolerance: float
     role: Role
+    reason: str = ""
+    """Why nothing can be predicted, empty where something was."""
 
     @property
     def relative_error(self) -> float:
@@ -37,8 +42,8 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Within tolerance; a run that is only reported cannot fail."""
-        return self.role == "reported" or abs(self.relative_error) <= self.tolerance
+        """Predicted and within tolerance; a run that is only reported cannot fail."""
+        return self.role == "reported" or (not self.reason and abs(self.relative_error) <= self.tolerance)
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ class Validation:
 
     @property
     def judged(self) -> list[Comparison]:
-        """The rows that are evidence: not used for calibration, conditions known."""
-        return [row for row in self.rows if row.role == "validation"]
+        """The rows that are evidence: not used for calibration, conditions known, and predicted."""
+        return [row for row in self.rows if row.role == "validation" and not row.reason]
 
     @property
     def coverage(self) -> float:
@@ -81,7 +86,8 @@ class Validation:
 def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str], None] = lambda _: None) -> Validation:
     """Returns the comparison of every measured figure with its prediction, the mean over at most `seeds` seeds.
 
-    Of a run with many requests fewer seeds are drawn.
+    A run that pipesim holds to be impossible was measured all the same, so its rows fail with the reason and the others
+    are compared. Of a run with many requests fewer seeds are drawn, at least two.
     """
     rows: list[Comparison] = []
     assumptions = []
@@ -91,12 +97,22 @@ def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str]
         for run in file.run:
             progress(run.id)
             requests = run.workload.num_prompts or run.workload.waves * run.workload.concurrency
-            rows += compare(run, min(seeds, max(1, ENOUGH_REQUESTS // requests)))
+            try:
+                rows += compare(run, min(seeds, max(1, ENOUGH_REQUESTS // requests)))
+            except UnpredictableRun as error:
+                rows += _unpredicted(run, error.reason)
     return Validation(tuple(rows), tuple(assumptions))
 
 
+def _unpredicted(run: MeasuredRun, reason: str) -> list[Comparison]:
+    return [
+        Comparison(run.id, name, value, math.nan, (math.nan, math.nan), run.tolerance.get(name, 0.0), run.role, reason)
+        for name, value in run.measured.items()
+    ]
+
+
 def compare(run: MeasuredRun, seeds: int) -> list[Comparison]:
-    """Returns the comparison of each figure of one run."""
+    """Returns the comparison of each figure of one run. Raises PipesimError when it cannot be predicted."""
     prediction = predict_run(run, seeds)
     confidence = Confidence(prediction)
     rows = []

@@ -1,6 +1,8 @@
 """`plan`: nothing that fits is forgotten, the best is found, limits are kept, and a refusal says why."""
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,3 +260,22 @@ def test_the_layer_split_is_the_minimax_of_all_splits(costs: list[int], stages: 
 def test_a_question_for_more_gpus_than_any_box_has_is_refused() -> None:
     with pytest.raises(UsageError, match="--gpus"):
         asked(gpus=9)
+
+
+def test_a_search_is_written_as_json_rows_and_a_picture(run_cli: RunCli, tmp_path: Path) -> None:
+    for suffix in ("json", "csv", "png"):
+        out = tmp_path / f"plans.{suffix}"
+        ran = run_cli("plan", "--model", "llama-3.1-8b", "--gpus", 1, "--concurrency", 2, "--jobs", 1, "-o", out)
+        assert ran.code == 0
+        assert out.stat().st_size > 100
+    rows = (tmp_path / "plans.csv").read_text(encoding="utf-8").splitlines()
+    assert len(rows) == 1 + len(json.loads((tmp_path / "plans.json").read_text(encoding="utf-8"))["plans"])
+    assert run_cli("plan", "--gpus", 1, "-o", tmp_path / "plans.gif").code == 2
+
+
+def test_the_best_plan_comes_with_the_command_that_starts_it(run_cli: RunCli) -> None:
+    asked = ("plan", "--model", "llama-3.1-8b", "--gpus", 2, "--concurrency", 2, "--jobs", 1)
+    document = run_cli(*asked, "--json").json
+    best = document["plans"][0]
+    assert f"--tp-size {best['tp']}" in document["launch"] or best["tp"] == 1
+    assert "sglang.launch_server" in run_cli(*asked).out

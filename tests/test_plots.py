@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -268,6 +269,18 @@ def test_a_pipeline_of_very_many_stages_names_some_of_them() -> None:
         figure_of(ax).draw_without_rendering()
         assert 20 < len(ax.get_yticks()) < 61
         assert overlapping(ax) == []
+
+
+@pytest.mark.parametrize("split", [(4, 2), (2, 4), (8, 1)], ids=str)
+def test_a_timeline_shows_as_much_prefill_as_the_whole_run_has(split: tuple[int, int]) -> None:
+    timeline = predictor(*split).simulate(Workload(concurrency=64, num_prompts=256), 0)
+    begin, end = typical_window(timeline)
+
+    def prefilling(window: tuple[int, int]) -> float:
+        held = np.clip(timeline.ends, *window) - np.clip(timeline.starts, *window)
+        return float(held[:, ~timeline.decode].sum() / (len(held) * (window[1] - window[0])))
+
+    assert prefilling((begin, end)) == pytest.approx(prefilling(timeline.window), abs=0.1)
 
 
 def test_a_slow_start_and_a_drain_are_no_typical_window() -> None:

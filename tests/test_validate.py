@@ -169,3 +169,48 @@ tolerance = { output_tokens_per_s = 0.1, ttft_s = 0.1 }
 def test_every_engine_flag_can_stand_in_a_file_of_measured_runs_with_the_same_default() -> None:
     assert set(RunEngine.model_fields) == {field.name for field in fields(EngineSettings)}
     assert EngineSettings(**RunEngine().model_dump()) == EngineSettings()
+
+
+CANNOT = """schema_version = 1
+[common]
+source = "none"
+role = "validation"
+hardware = "rtx-4090-x2"
+model = "llama-3.1-8b"
+workload = { concurrency = 2, input_len = 100, output_len = 20, num_prompts = 2 }
+measured = { output_tokens_per_s = 130 }
+tolerance = { output_tokens_per_s = 0.9 }
+[[run]]
+id = "fine"
+plan = { tp = 2 }
+engine = { name = "vllm" }
+[[run]]
+id = "too-big"
+model = "kimi-k2.6"
+plan = { tp = 2 }
+engine = { name = "vllm" }
+[[run]]
+id = "no-divisor"
+plan = { tp = 3 }
+engine = { name = "vllm" }
+"""
+
+
+def test_a_run_that_cannot_be_predicted_fails_alone_and_with_its_reason(run_cli: RunCli, tmp_path: Path) -> None:
+    path = tmp_path / "runs.toml"
+    path.write_text(CANNOT, encoding="utf-8")
+    ran = run_cli("validate", path, "--seeds", 1, "--json")
+    rows = {row["id"]: row for row in ran.json["runs"]}
+    assert ran.code == 1
+    assert [(row["ok"], row["predicted"] is None) for row in rows.values()] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert "GiB" in rows["too-big"]["reason"]
+    assert "divides" in rows["no-divisor"]["reason"]
+    assert ran.json["summary"]["mean_abs_relative_error"] == pytest.approx(abs(rows["fine"]["relative_error"]))
+    for form in ("text", "markdown"):
+        assert "too-big cannot be predicted" in run_cli("validate", path, "--seeds", 1, "--format", form).out
+    path.write_text(CANNOT.replace('"kimi-k2.6"', '"kimi-k9"'), encoding="utf-8")
+    assert run_cli("validate", path).code == 2

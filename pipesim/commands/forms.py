@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipesim import answer_files, report
 from pipesim.commands.shared import PICTURES
 from pipesim.prediction import Prediction, Predictor
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
+    from pipesim.planning.search import PlanSearch
     from pipesim.validation import Validation
     from pipesim.whatif import Explanation
 
@@ -60,5 +61,33 @@ def explain_forms(explanation: "Explanation") -> Forms:
         ".json": lambda: answer_files.json_text(report.explain_json(explanation)),
         ".csv": lambda: answer_files.explain_csv(explanation),
         ".md": lambda: answer_files.explain_markdown(explanation),
+        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+    }
+
+
+def plan_forms(found: "PlanSearch", document: dict[str, Any]) -> Forms:
+    """Returns what writes a search for the best plan, by suffix; its picture shows the simulated ones."""
+
+    def picture(form: str) -> bytes:
+        from pipesim.plots.comparison import ParetoPoint  # noqa: PLC0415 - matplotlib takes a second to load
+        from pipesim.plots.figures import pareto_picture  # noqa: PLC0415
+
+        best_of_splits = {str(plan.deployment.plan): plan.rank for plan in reversed(found.plans)}
+        points = [
+            ParetoPoint(
+                str(plan.deployment.plan),
+                plan.output_tokens_per_s_per_gpu,
+                plan.per_request,
+                on_front=plan.pareto,
+                feasible=plan.meets_slo,
+            )
+            for plan in found.plans
+            if plan.pareto or (plan.prediction and plan.rank == best_of_splits[str(plan.deployment.plan)])
+        ]
+        return pareto_picture(points, form)
+
+    return {
+        ".json": lambda: answer_files.json_text(document),
+        ".csv": lambda: answer_files.plan_csv(document),
         **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
     }

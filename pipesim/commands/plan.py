@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pipesim.asking import asks_openly
-from pipesim.commands.shared import Json, print_json, progress
+from pipesim.commands.forms import plan_forms
+from pipesim.commands.shared import PICTURES, AnswerFile, Json, check_answer_file, print_json, progress, write_answer
 from pipesim.deployment import SERVERS, EngineName
 from pipesim.errors import UsageError
 from pipesim.launch.write import launch_json, launch_text
@@ -62,6 +63,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
     seeds: Seeds = 3,
     seed: Seed = 0,
     jobs: Jobs = None,
+    output: AnswerFile = None,
     as_json: Json = False,
 ) -> None:
     """Rank every split and setting that fits; flags given of what is searched are held fixed.
@@ -71,6 +73,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
     from pipesim.plan_report import plan_json, plan_text  # noqa: PLC0415
     from pipesim.planning.search import search  # noqa: PLC0415 - only this command needs them
 
+    check_answer_file(output, (".json", ".csv", *PICTURES))
     names = list(dict.fromkeys(name for given in hardware or [DEFAULT_HARDWARE] for name in given.split(",") if name))
     boxes = tuple(load_hardware(name) for name in names)
     goal = objective(rank_by, slo_percentile, max_ttft, max_tpot, prices(gpu_hour_price, [box.name for box in boxes]))
@@ -85,8 +88,10 @@ def plan_command(  # noqa: PLR0913 - one for each option
     found = search(question, jobs or os.cpu_count() or 1, progress())
     winner = found.plans[0].deployment if found.plans else None
     started = winner if winner is not None and winner.engine.name in SERVERS else None
+    document = plan_json(found, job) | (launch_json(started) if started else {})
+    write_answer(output, plan_forms(found, document))
     if as_json:
-        print_json(plan_json(found, job) | (launch_json(started) if started else {}))
+        print_json(document)
     else:
         print(plan_text(found, job, asked.defaults))
         if started:

@@ -252,16 +252,14 @@ class SglangPolicy(SlotScheduler):
         Only the current slot's growth is charged, though the KV cache is shared (schedule_policy.py `PrefillAdder`).
         """
         state = self.slots[slot]
-        growth = sum(self._growth(running.output_len - state.given(running)) for running in state.decoding())
-        needed = request.context_len + request.prompt_len + self._growth(request.output_len - request.recomputed)
-        return needed <= self.kv_free - growth * self._new_token_ratio - taken or self._nothing_runs()
+        growth = state.still_asked(CLIPPED_TOKENS) * self._new_token_ratio
+        left = min(request.output_len - request.recomputed, CLIPPED_TOKENS)
+        needed = request.context_len + request.prompt_len + left
+        return needed <= self.kv_free - growth - taken or self._nothing_runs()
 
     def victim(self, state: Slot) -> Request | None:
         """The one with the fewest tokens given, then the longest prompt (schedule_batch.py `retract_decode`)."""
         return min(state.decoding(), key=lambda r: (state.given(r), -r.input_len, r.index), default=None)
-
-    def _growth(self, left: int) -> int:
-        return min(left, CLIPPED_TOKENS)
 
     def _nothing_runs(self) -> bool:
         return self._in_server == len(self._waiting)

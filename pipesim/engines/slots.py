@@ -94,6 +94,23 @@ class Slot:
         """Returns the tokens that a running request has been given."""
         return request.recomputed + 1 + int(max(0, self.completed - request.first_step) * self.tokens_per_step)
 
+    def still_asked(self, most: int) -> int:
+        """Returns the tokens that the decoding requests still ask for, of each at most `most`.
+
+        Asked in every turn in which a request waits, so it counts requests by their last step rather than one by one.
+        """
+        if self.tokens_per_step != 1:
+            return sum(min(most, request.output_len - self.given(request)) for request in self.decoding())
+        first, done = self.launched, self.completed - 1
+        total = sum(len(ending) * min(most, step - done) for step, ending in self.ending.items() if step >= first)
+        for joined, requests in self.joining.items():  # those without a decode result: some are still in prefill
+            for request in requests:
+                last = self._last_step(request)
+                if last >= first:
+                    total -= min(most, last - done)
+                    total += 0 if request.in_prefill else min(most, last - joined + 1)
+        return total
+
     def _last_step(self, request: Request) -> int:
         left = request.output_len - request.recomputed - 1
         return request.first_step + ceil(round(left / self.tokens_per_step, 9)) - 1

@@ -12,7 +12,7 @@ from pipesim.errors import ProfileError
 from pipesim.families.decoder import decoder_operations, decoder_tensors
 from pipesim.families.shared import Section, Tensor, batch_on_rank, padded_over_ranks
 from pipesim.ops import StageOp
-from pipesim.profiles.hf_config import ARCHITECTURES
+from pipesim.profiles.architectures import ARCHITECTURES
 from pipesim.profiles.model import ModelProfile
 from pipesim.workload import Batch
 

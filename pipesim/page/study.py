@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipesim.deployment import SERVERS, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, PipesimError
@@ -108,8 +108,16 @@ def study(  # noqa: PLR0913 - what a question consists of
         tuple(_with_other_users(prediction, progress) for prediction in _compared(found, chosen)),
         Predictor(chosen.deployment).simulate(workload, first_seed),
         defaults,
-        launch_text(chosen.deployment) if chosen.deployment.engine.name in SERVERS else "",
+        _launch_line(chosen.deployment),
     )
+
+
+def _launch_line(deployment: Deployment) -> str:
+    """Returns the commands that start the servers; nothing for an engine that has no such form."""
+    try:
+        return launch_text(deployment)
+    except PipesimError:
+        return ""
 
 
 def _candidates(

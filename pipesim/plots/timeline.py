@@ -17,7 +17,7 @@ HEIGHT = 0.8
 """Of a stage's row; the rows are 1 apart."""
 STEPS = 3
 """Decode steps that a picture shows where no window is asked for."""
-CANDIDATES = 64
+CANDIDATES = 256
 """Places of the run that are looked at for a window like the whole."""
 CHARACTER = 0.012
 """Width of one character of a label, as a share of the axes."""
@@ -34,7 +34,7 @@ class _Span(NamedTuple):
     shares: dict[str, float]
     """Of its time, by what binds."""
     label: str
-    """The slot, and whether it is a prefill."""
+    """The slot, and whether it is a prefill, where they are known."""
 
     @property
     def ink(self) -> str:
@@ -95,7 +95,7 @@ def plot_timeline(
 
 
 def typical_window(timeline: Timeline) -> tuple[int, int]:
-    """Returns a window [ps] of a few decode steps in which stages idle as often as in the whole run.
+    """Returns a window [ps] of a few decode steps in which stages decode, prefill and idle as much as in the whole run.
 
     It lies behind the first prefills, and before the run drains: no later than the last request's sending, or the first
     one's end in a single wave.
@@ -103,20 +103,25 @@ def typical_window(timeline: Timeline) -> tuple[int, int]:
     begin, end = timeline.window
     cycle = int(np.median(timeline.cycle)) if timeline.cycle.size else end - begin
     length = min(max(1, STEPS * cycle), end - begin)
-    whole = _idle_share(timeline, (begin, end))
+    whole = _occupied(timeline, (begin, end))
     latest = min(max(int(timeline.arrival.max()), int(timeline.last_token.min()), begin + length), end) - length
     filled = begin + int((timeline.first_token - timeline.arrival).max())
     starts = np.linspace(filled if filled < latest else begin, latest, CANDIDATES).astype(np.int64).tolist()
-    best = min(starts, key=lambda start: abs(_idle_share(timeline, (start, start + length)) - whole))
+    best = min(starts, key=lambda start: np.abs(_occupied(timeline, (start, start + length)) - whole).sum())
     return best, best + length
 
 
-def _idle_share(timeline: Timeline, window: tuple[int, int]) -> float:
-    held = [
-        float((np.clip(ends, *window) - np.clip(starts, *window)).sum())
-        for starts, ends in zip(timeline.starts, timeline.ends, strict=True)
-    ]
-    return 1.0 - sum(held) / (len(held) * (window[1] - window[0]))
+def _occupied(timeline: Timeline, window: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Returns the shares of the stages' time in a window that are decode and prefill; the rest is idle.
+
+    Where stages form batches of their own, all of it counts as decode.
+    """
+    decode = prefill = 0.0
+    for starts, ends in zip(timeline.starts, timeline.ends, strict=True):
+        held = np.clip(ends, *window) - np.clip(starts, *window)
+        decoding = float(held.sum() if timeline.stage_price_index else held[timeline.decode].sum())
+        decode, prefill = decode + decoding, prefill + float(held.sum()) - decoding
+    return np.array([decode, prefill]) / (len(timeline.starts) * (window[1] - window[0]))
 
 
 def _picoseconds(window_s: tuple[float, float]) -> tuple[int, int]:
@@ -128,15 +133,21 @@ def _spans(timeline: Timeline, stage: int, window: tuple[int, int]) -> list[_Spa
     starts, ends = timeline.starts[stage], timeline.ends[stage]
     found = []
     for passage in np.flatnonzero((ends > window[0]) & (starts < window[1])).tolist():
-        by_bound: dict[Any, int] = timeline.prices[timeline.price_index[passage]].stages[stage].by_bound
+        by_bound: dict[Any, int] = timeline.prices[timeline.paid(stage)[passage]].stages[stage].by_bound
         total = sum(by_bound.values()) or 1
         shares: dict[str, float] = defaultdict(float)
         for (_, bound), picoseconds in by_bound.items():
             shares[bound] += picoseconds / total
         start, end = max(int(starts[passage]), window[0]), min(int(ends[passage]), window[1])
-        label = f"{'' if timeline.decode[passage] else 'P'}{timeline.slot[passage]}"
-        found.append(_Span(start, end, shares, label))
+        found.append(_Span(start, end, shares, _label(timeline, stage, passage)))
     return found
+
+
+def _label(timeline: Timeline, stage: int, passage: int) -> str:
+    """Returns the slot and whether it is a prefill; nothing where a stage has formed a batch of its own."""
+    if timeline.stage_price_index and stage:
+        return ""
+    return f"{'' if timeline.decode[passage] else 'P'}{timeline.slot[passage]}"
 
 
 def _busy(span: _Span, stage: int, window: tuple[int, int], boxes: dict[str, list[Box]]) -> None:
@@ -168,7 +179,7 @@ def _box(window: tuple[int, int], start: int, end: int, stage: int) -> Box:
 def _in_flight(timeline: Timeline, window: tuple[int, int]) -> list[tuple[int, int]]:
     """Returns when at least one micro-batch was in the pipeline, within a window."""
     starts: Clock = timeline.starts[0]
-    reached = np.maximum.accumulate(timeline.ends[-1])
+    reached = np.maximum.accumulate(timeline.left)
     first = np.flatnonzero(np.concatenate([[True], starts[1:] > reached[:-1]]))
     last = np.concatenate([first[1:], [len(starts)]]) - 1
     spans = zip(starts[first].tolist(), reached[last].tolist(), strict=True)

@@ -7,60 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from pipesim.errors import ProfileError
+from pipesim.profiles.architectures import (
+    ARCHITECTURES,
+    FLAT_MULTIMODAL,
+    GROUPED_DENSE,
+    LATENT,
+    MODEL_TYPES,
+    NESTED_DEFAULTS,
+    PRICED_OTHERWISE,
+    TIED_BY_DEFAULT,
+    foreign_layers,
+)
 from pipesim.profiles.quantisation import Modules, read_quantisation
-
-LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "KimiK2ForCausalLM", "KimiK25ForConditionalGeneration")
-GROUPED_EXPERTS = (
-    "Dots1ForCausalLM",
-    "Glm4MoeForCausalLM",
-    "GptOssForCausalLM",
-    "MiniMaxM2ForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2MoeForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
-GROUPED_DENSE = (
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "InternLM2ForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "SeedOssForCausalLM",
-)
-ARCHITECTURES = (*LATENT, *GROUPED_EXPERTS, *GROUPED_DENSE)
-"""HF `architectures[0]` that pipesim knows the layers of."""
-
-TIED_BY_DEFAULT = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
-MODEL_TYPES = {
-    "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-    "kimi_k2": "DeepseekV3ForCausalLM",
-    "kimi_k25": "KimiK25ForConditionalGeneration",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM",
-    "mixtral": "MixtralForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-}
-"""Of the text model inside a multimodal one, whose own architecture is another name."""
 
 DEFAULT_ROUTING_SKEW = 0.65
 ROUTING_TEXT = (
     "not measured for this model: rank exponent 0.65, in the middle of what the power-law rows of INT4 MoE kernel "
     "tables ask of Kimi K2.6 (aiconfigurator 0.12.0, rtx_pro_6000_server)"
 )
+
+PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
+"""Every so many layers one attends to everything; in words, "LLLG" (EXAONE 4)."""
+SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+DENSE_LAYERS_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "moe_layer_num_skipped")
+
+MODULE_NAMES = {
+    "GptOssForCausalLM": ("mlp", "gate_proj", "router", "shared_experts"),
+    "HunYuanMoEV1ForCausalLM": ("mlp", "gate_proj", "gate", "shared_mlp"),
+    "Llama4ForCausalLM": ("feed_forward", "gate_proj", "router", "shared_expert"),
+    "MiniMaxM2ForCausalLM": ("block_sparse_moe", "w1", "gate", "shared_experts"),
+    "MixtralForCausalLM": ("block_sparse_moe", "w1", "gate", "shared_experts"),
+    "PhiMoEForCausalLM": ("block_sparse_moe", "w1", "gate", "shared_experts"),
+    "Qwen2MoeForCausalLM": ("mlp", "gate_proj", "gate", "shared_expert"),
+}
+"""HF names of a layer's experts, of their first matrix, of the router and of the shared expert, if not DeepSeek's."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,8 @@ def read_hf_config(path: Path, name: str | None = None) -> ImportedModel:
             contradicts itself; the key is named.
     """
     whole = _read_json(path)
-    reader = _Reader(path, *_text_config(path, whole))
+    architecture, config = _text_config(path, whole)
+    reader = _Reader(path, architecture, config | _quantised_beside(path, config))
     hf_id = _hf_id(path, whole)
     return reader.profile(name or hf_id.rpartition("/")[2].lower(), hf_id, whole)
 
@@ -105,6 +86,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return document
 
 
+def _quantised_beside(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what ModelOpt wrote beside the file (hf_quant_config.json), where the file itself says nothing of it."""
+    beside = path.with_name("hf_quant_config.json")
+    if config.get("quantization_config") or config.get("compression_config") or not beside.is_file():
+        return {}
+    return {"quantization_config": {"quant_method": "modelopt"} | _read_json(beside)}
+
+
 def _hf_id(path: Path, whole: Mapping[str, Any]) -> str:
     given = whole.get("_name_or_path")
     if isinstance(given, str) and given.strip("./ "):
@@ -116,29 +105,31 @@ def _text_config(path: Path, whole: dict[str, Any]) -> tuple[str, dict[str, Any]
     """Returns the architecture and the configuration of the text model, which may lie inside a multimodal one."""
     names = whole.get("architectures")
     first = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    text = whole.get("text_config") or whole.get("llm_config") or whole.get("language_config")
+    thinker = whole.get("thinker_config")
+    outer = thinker if isinstance(thinker, dict) else whole
+    text = outer.get("text_config") or outer.get("llm_config") or outer.get("language_config")
     if isinstance(text, dict):
         inner = text.get("architectures")
-        candidates = [
-            *(inner if isinstance(inner, list) else []),
-            MODEL_TYPES.get(str(text.get("model_type")), ""),
-            first,
-        ]
+        kind = str(text.get("model_type"))
+        candidates = [*(inner if isinstance(inner, list) else []), MODEL_TYPES.get(kind, ""), first]
         found = next((name for name in candidates if name in ARCHITECTURES), None)
-        if found:
-            quantised = {key: whole[key] for key in ("quantization_config", "compression_config") if key in whole}
-            return found, {**quantised, **text}
-    found = first or MODEL_TYPES.get(str(whole.get("model_type")), "")
-    if found in ARCHITECTURES:
+        if found and not foreign_layers(text):
+            kept = ("quantization_config", "compression_config", "tie_word_embeddings")
+            said = {key: value for key, value in text.items() if value is not None or key not in kept}
+            return found, NESTED_DEFAULTS.get(kind, {}) | {key: whole[key] for key in kept if key in whole} | said
+    found = FLAT_MULTIMODAL.get(first, first) or MODEL_TYPES.get(str(whole.get("model_type")), "")
+    foreign = foreign_layers(text if isinstance(text, dict) else whole)
+    if found in ARCHITECTURES and not foreign:
         return found, whole
-    if "num_hidden_layers" not in whole and isinstance(text, dict) is False and not first:
+    if not first and not whole.get("model_type"):
         raise ProfileError(path, "architectures", "nothing", f"the name of a decoder: {', '.join(ARCHITECTURES)}")
     raise ProfileError(
         path,
         "architectures",
-        f'"{found or whole.get("model_type")}"',
+        f'"{first or whole.get("model_type")}"' + (f" with {foreign}" if foreign else ""),
         f"a decoder whose layers pipesim knows ({', '.join(ARCHITECTURES)})",
-        "another one needs its attention and MLP described in pipesim/families and a row in FAMILIES",
+        "another one needs its attention and MLP described in pipesim/families and a row in FAMILIES; "
+        "where its layers are those of one named here, name that one in a copy of the file",
     )
 
 
@@ -184,14 +175,18 @@ class _Reader:
         document["sources"] = {"config": {"basis": "datasheet", "text": f"config.json of {hf_id}"}}
         if moe is not None:
             document["sources"]["routing"] = {"basis": "fitted", "text": ROUTING_TEXT}
+        if self.architecture in PRICED_OTHERWISE:
+            self.notes.append(PRICED_OTHERWISE[self.architecture])
         if self.config.get("num_nextn_predict_layers") or self.config.get("num_mtp_modules"):
             self.notes.append("multi-token prediction layers are left out: engines load them for speculation only")
         return ImportedModel(document, tuple(self.notes))
 
     def whole(self, *keys: str, default: int | None = None, least: int = 1) -> int:
-        """Returns the first of some keys that the file has, as a whole number."""
+        """Returns the first of some keys that the file has, as a whole number; a list gives one for all layers."""
         for key in keys:
             value = self.config.get(key)
+            if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+                value = value[0]
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -214,7 +209,7 @@ class _Reader:
 
     def _grouped(self, layers: int) -> dict[str, Any]:
         hidden, heads = self.whole("hidden_size"), self.whole("num_attention_heads")
-        head_dim = self.whole("head_dim", default=0, least=0) or self._head_dim(hidden, heads)
+        head_dim = self.whole("head_dim", "attention_head_dim", default=0, least=0) or self._head_dim(hidden, heads)
         kv_heads = self.whole("num_key_value_heads", default=heads)
         if heads % kv_heads:
             given = f"{kv_heads} beside {heads} num_attention_heads"
@@ -245,17 +240,21 @@ class _Reader:
                 self.notes.append("layer_types is no regular pattern: full attention is taken at its mean distance")
                 every = max(1, round(layers / len(full)))
             return {"sliding_window": window, "full_attention_every": every}
-        pattern = self.whole("sliding_window_pattern", default=0, least=0)
-        alternating = {"GptOssForCausalLM": 2, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6}
+        key = next((key for key in PATTERNS if self.config.get(key) is not None), PATTERNS[0])
+        text = self.config.get(key)
+        pattern = len(text) if isinstance(text, str) else self.whole(key, default=0, least=0)
+        alternating = {"GptOssForCausalLM": 2, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6, "Cohere2ForCausalLM": 4}
         return {"sliding_window": window, "full_attention_every": pattern or alternating.get(self.architecture, 0)}
 
     def _experts(self) -> dict[str, Any] | None:
-        experts = self.whole("n_routed_experts", "num_experts", "num_local_experts", default=0, least=0)
+        experts = self.whole(
+            "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts", default=0, least=0
+        )
         if not experts:
             if self.architecture in LATENT:
                 return None
             raise ProfileError(self.path, "num_experts", "nothing", f"the experts of a layer of {self.architecture}")
-        top_k = self.whole("num_experts_per_tok", "experts_per_token", "moe_k")
+        top_k = self.whole("num_experts_per_tok", "experts_per_token", "moe_k", "moe_topk")
         if top_k > experts:
             given = f"{top_k} beside {experts} experts"
             raise ProfileError(self.path, "num_experts_per_tok", given, "at most as many as there are")
@@ -263,15 +262,17 @@ class _Reader:
             "experts": experts,
             "top_k": top_k,
             "expert_intermediate": self.whole("moe_intermediate_size", "intermediate_size"),
-            "shared_experts": self.whole("n_shared_experts", "num_shared_experts", default=0, least=0),
-            "dense_layers_first": self.whole("first_k_dense_replace", default=0, least=0),
+            "shared_experts": self.whole(*SHARED_EXPERTS, default=0, least=0),
+            "dense_layers_first": self.whole(*DENSE_LAYERS_FIRST, default=0, least=0),
         }
+        if self.architecture == "Llama4ForCausalLM":
+            moe |= {"shared_experts": 1}
         if shared := self.whole("shared_expert_intermediate_size", "shared_intermediate_size", default=0, least=0):
             moe |= {"shared_experts": max(1, moe["shared_experts"]), "shared_intermediate": shared}
         return moe | self._expert_layers()
 
     def _expert_layers(self) -> dict[str, int]:
-        every = self.whole("decoder_sparse_step", default=1)
+        every = self.whole("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
         frequency = self.config.get("moe_layer_freq", 1)
         if frequency != 1 and not (isinstance(frequency, list) and set(frequency) <= {0, 1}):
             raise ProfileError(self.path, "moe_layer_freq", repr(frequency)[:60], "1: experts in every later layer")
@@ -287,15 +288,13 @@ class _Reader:
     def _dense_intermediate(self, moe: Mapping[str, Any] | None, layers: int) -> int:
         """Returns the columns of a dense layer's MLP, 0 where every layer has experts."""
         if moe is None or moe["dense_layers_first"] or moe.get("every", 1) > 1:
-            return self.whole("intermediate_size", "mlp_intermediate_size")
+            return self.whole("intermediate_size_mlp", "intermediate_size", "mlp_intermediate_size")
         return 0
 
     def _modules(self, moe: Mapping[str, Any] | None, layers: int) -> Modules:
         """Returns names of the modules of each kind, in the words of HF modelling code."""
         dense = layers if moe is None else min(layers, moe["dense_layers_first"])
-        own = "block_sparse_moe" if self.architecture in {"MixtralForCausalLM", "MiniMaxM2ForCausalLM"} else "mlp"
-        up = "w1" if own == "block_sparse_moe" else "gate_proj"
-        router = "router" if self.architecture == "GptOssForCausalLM" else "gate"
+        own, up, router, shared = MODULE_NAMES.get(self.architecture, ("mlp", "gate_proj", "gate", "shared_experts"))
 
         def named(first: int, text: str) -> tuple[str, ...]:
             return tuple(f"model.layers.{index}.{text}" for index in range(first, layers))
@@ -304,7 +303,7 @@ class _Reader:
             "attention": named(0, "self_attn.o_proj"),
             "dense_mlp": tuple(f"model.layers.{index}.mlp.down_proj" for index in range(dense)),
             "routed_experts": named(dense, f"{own}.experts.0.{up}"),
-            "shared_expert": named(dense, f"{own}.shared_experts.{up}"),
+            "shared_expert": named(dense, f"{own}.{shared}.{up}"),
             "router": named(dense, f"{own}.{router}"),
             "lm_head": ("lm_head",),
         }

@@ -1,7 +1,7 @@
 """How a checkpoint stores each kind of tensor, read from the `quantization_config` of its config.json.
 
 Methods: compressed-tensors (its own naming rules: exact names, `re:` patterns, a class), AWQ, GPTQ, FP8 per tensor and
-per block, NVFP4 (ModelOpt), MXFP4, bitsandbytes. Names of modules are those of HF modelling code.
+per block, NVFP4 (ModelOpt), MXFP4, Quark, bitsandbytes. Names of modules are those of HF modelling code.
 """
 
 import fnmatch
@@ -42,15 +42,33 @@ def read_quantisation(config: Mapping[str, Any], modules: Modules, file: object)
     if method not in METHODS:
         known = ", ".join(sorted(METHODS))
         raise ProfileError(file, "quantization_config.quant_method", f'"{method}"', f"one of {known}")
-    rule = METHODS[method](given, file)
+    rule = METHODS[method](_text_alone(given), file)
     storage, notes = {}, []
     for kind, names in modules.items():
-        found = Counter("bf16" if _is_router(name) else rule(name) for name in names)
+        found = Counter("bf16" if kind == "router" else rule(name) for name in names)
         storage[kind] = found.most_common(1)[0][0] if names else "bf16"
         if len(found) > 1:
             shares = ", ".join(f"{count} of {len(names)} as {form}" for form, count in found.most_common())
             notes.append(f"{kind}: {shares}; all are taken as {storage[kind]}")
     return Quantised(storage, _kv_cache(given), tuple(notes))
+
+
+def _text_alone(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the table with names of modules as the text model has them alone, without the multimodal one's prefix.
+
+    Keys that hold nothing (`"ignore": null`) are left out, as transformers reads them.
+    """
+
+    def bare(value: Any) -> Any:
+        if isinstance(value, str):
+            return re.sub(r"language_model\\?\.", "", value)
+        if isinstance(value, list):
+            return [bare(entry) for entry in value]
+        if isinstance(value, Mapping):
+            return {bare(key): bare(entry) for key, entry in value.items() if entry is not None}
+        return value
+
+    return {str(key): value for key, value in bare(given).items()}
 
 
 Rule = Callable[[str], str]
@@ -149,13 +167,46 @@ def _mxfp4(given: Mapping[str, Any], file: object) -> Rule:
     return lambda name: "mxfp4" if ".experts." in name and not spared(name) else "bf16"
 
 
-def _modelopt(given: Mapping[str, Any], file: object) -> Rule:
+MODELOPT_FORMS = {
+    "NVFP4": "nvfp4",
+    "NVFP4_AWQ": "nvfp4",
+    "W4A8_NVFP4_FP8": "nvfp4",
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
+    "FP8_PB_WO": "fp8-block",
+    "FP8_PB_REAL": "fp8-block",
+    "W4A16_AWQ": "int4-g128",
+    "W4A8_AWQ": "int4-g128",
+    "MXFP4": "mxfp4",
+    "W4A8_MXFP4_FP8": "mxfp4",
+}
+"""Of ModelOpt's `quant_algo`."""
+
+
+def _modelopt_table(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns where the algorithm stands: at the top, or under `quantization` (hf_quant_config.json)."""
     nested = given.get("quantization")
-    table = nested if isinstance(nested, Mapping) else given
+    return nested if isinstance(nested, Mapping) else given
+
+
+def _by_layer(layers: Mapping[str, Any], forms: Mapping[str, str]) -> Rule:
+    named = {str(name): forms.get(str(entry.get("quant_algo")).upper(), "bf16") for name, entry in layers.items()}
+
+    def rule(name: str) -> str:
+        return named.get(name) or next((named[part] for part in (name.rpartition(".")[0],) if part in named), "bf16")
+
+    return rule
+
+
+def _modelopt(given: Mapping[str, Any], file: object) -> Rule:
+    table = _modelopt_table(given)
     algorithm = str(table.get("quant_algo", "")).upper()
-    forms = {"NVFP4": "nvfp4", "FP8": "fp8", "FP8_PB_WO": "fp8-block", "W4A16_AWQ": "int4-g128", "MXFP4": "mxfp4"}
+    forms = MODELOPT_FORMS
     if not algorithm and isinstance(given.get("config_groups"), Mapping):
         return _compressed_tensors(given, file)
+    layers = table.get("quantized_layers")
+    if algorithm == "MIXED_PRECISION" and isinstance(layers, Mapping):
+        return _by_layer(layers, forms)
     if algorithm not in forms:
         raise ProfileError(file, "quantization_config.quant_algo", f'"{algorithm}"', f"one of {', '.join(forms)}")
     spared = _matcher([*(table.get("exclude_modules") or ()), *(table.get("ignore") or ())])
@@ -168,8 +219,22 @@ def _bitsandbytes(given: Mapping[str, Any], file: object) -> Rule:
     return lambda name: "bf16" if name == "lm_head" or spared(name) else form
 
 
+def _quark(given: Mapping[str, Any], file: object) -> Rule:
+    table = given.get("global_quant_config")
+    weight = table.get("weight") if isinstance(table, Mapping) else None
+    kind = str(weight.get("dtype", "")).lower() if isinstance(weight, Mapping) else ""
+    forms = {"fp8_e4m3": "fp8", "int8": "int8", "fp4": "mxfp4"}
+    if kind not in forms:
+        key = "quantization_config.global_quant_config.weight.dtype"
+        raise ProfileError(file, key, f'"{kind}"', f"one of {', '.join(forms)}")
+    spared = _containing(given.get("exclude") or ())
+    return lambda name: "bf16" if spared(name) else forms[kind]
+
+
 METHODS: dict[str, Callable[[Mapping[str, Any], object], Rule]] = {
     "compressed-tensors": _compressed_tensors,
+    "awq-marlin": _by_bits(lambda given: bool(given.get("zero_point", True))),
+    "gptq-marlin": _by_bits(lambda given: not given.get("sym", True)),
     "awq": _by_bits(lambda given: bool(given.get("zero_point", True))),
     "auto-round": _by_bits(lambda given: not given.get("sym", True)),
     "gptq": _by_bits(lambda given: not given.get("sym", True)),
@@ -179,6 +244,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any], object], Rule]] = {
     "modelopt": _modelopt,
     "modelopt-fp4": _modelopt,
     "nvfp4": _modelopt,
+    "quark": _quark,
     "bitsandbytes": _bitsandbytes,
 }
 
@@ -186,12 +252,7 @@ METHODS: dict[str, Callable[[Mapping[str, Any], object], Rule]] = {
 def _kv_cache(given: Mapping[str, Any]) -> str:
     scheme = given.get("kv_cache_scheme")
     narrow = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
-    return "fp8" if narrow or str(given.get("kv_cache_quant_algo", "")).upper() == "FP8" else "bf16"
-
-
-def _is_router(name: str) -> bool:
-    """Whether a module is the router of a layer: engines keep it in 16 bits whatever a file says."""
-    return name.endswith((".mlp.gate", ".mlp.router", ".block_sparse_moe.gate"))
+    return "fp8" if narrow or str(_modelopt_table(given).get("kv_cache_quant_algo")).upper() == "FP8" else "bf16"
 
 
 def _matcher(patterns: Any) -> Callable[[str], bool]:
