@@ -5,7 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from pipesim.reasons import NAMES, binding_limit, notes
-from pipesim.report import arrivals, lengths, time_text
+from pipesim.report import arrivals, compared, lengths, time_text, verdict
 from pipesim.sensitivity import LEVEL, Confidence
 
 if TYPE_CHECKING:  # a prediction does without the modules of other answers
@@ -90,15 +90,14 @@ def _span(low: float, high: float, unit: str) -> str:
 
 def validation_html(validation: "Validation") -> str:
     """Returns predictions beside measured figures."""
-    rows = []
-    for row in validation.rows:
-        measured, predicted = f"{row.measured:,.4g}", f"{row.predicted:,.4g}"
-        error, tolerance = f"{row.relative_error:+.1%}", f"{row.tolerance:.0%}"
-        verdict = "ok" if row.ok else "out"
-        rows.append((row.id, row.metric, row.role, measured, predicted, error, tolerance, verdict))
+    rows = [
+        (row.id, row.metric, row.role, *compared(row), f"{row.tolerance:.0%}", verdict(row)) for row in validation.rows
+    ]
     header = ["run", "metric", "role", "measured", "predicted", "error", "tolerance", ""]
     worst = validation.worst
-    words = [f"assumed: {text}" for text in validation.assumptions]
+    reasons = {row.id: row.reason for row in validation.rows if row.reason}
+    words = [f"{run} cannot be predicted: {reason}" for run, reason in reasons.items()]
+    words += [f"assumed: {text}" for text in validation.assumptions]
     if worst is not None:
         words.insert(
             0,

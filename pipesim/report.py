@@ -347,10 +347,10 @@ def validate_text(validation: "Validation") -> str:
     lines = [f"{'run':<{width}}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
     for row in validation.rows:
         metric = row.metric.removesuffix("_per_s") + "/s" if row.metric.endswith("_per_s") else row.metric
-        measured, predicted, error = _figures(row)
+        measured, predicted, error = compared(row)
         lines.append(
             f"{row.id:<{width}}{metric:<22}{measured:>9}{predicted:>10}{error:>8}"
-            f"{row.tolerance:>6.0%}  {_verdict(row):<11}".rstrip()
+            f"{row.tolerance:>6.0%}  {verdict(row):<11}".rstrip()
         )
     lines.append("")
     if validation.worst is not None:
@@ -371,24 +371,18 @@ def validate_markdown(validation: "Validation") -> str:
     """Returns the same table in Markdown."""
     lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
     for row in validation.rows:
-        figures = " | ".join(_figures(row))
-        lines.append(f"| {row.id} | {row.metric} | {figures} | {row.tolerance:.0%} | {_verdict(row)} |")
+        figures = " | ".join(compared(row))
+        lines.append(f"| {row.id} | {row.metric} | {figures} | {row.tolerance:.0%} | {verdict(row)} |")
     lines += ["", *(f"{row.id} cannot be predicted: {row.reason}" for row in validation.rows if row.reason)]
     return "\n".join(lines).rstrip()
 
 
-def _figures(row: "Comparison") -> tuple[str, str, str]:
+def compared(row: "Comparison") -> tuple[str, str, str]:
     """Returns what was measured, what is predicted and the error, dashes where nothing can be predicted."""
     measured = _figure(row.metric, row.measured)
-    return (
-        (measured, "–", "–")
-        if row.reason
-        else (
-            measured,
-            _figure(row.metric, row.predicted),
-            f"{row.relative_error:+.1%}",
-        )
-    )
+    if row.reason:
+        return measured, "–", "–"
+    return measured, _figure(row.metric, row.predicted), f"{row.relative_error:+.1%}"
 
 
 def _figure(metric: str, value: float) -> str:
@@ -398,7 +392,8 @@ def _figure(metric: str, value: float) -> str:
     return f"{value:,.0f}" if metric.endswith("_tokens") else f"{value:,.1f}"
 
 
-def _verdict(row: "Comparison") -> str:
+def verdict(row: "Comparison") -> str:
+    """Returns whether a row is within its tolerance, in a word or two."""
     if row.role == "reported":
         return "reported"
     if row.reason:

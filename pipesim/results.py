@@ -55,7 +55,7 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             for metric, ends in pairs.items():
                 if metric != "level":
                     stem = f"{metric}_" if metric else ""
-                    yield from zip((f"{stem}low", f"{stem}high"), ends, strict=True)
+                    yield from zip((f"{stem}low", f"{stem}high"), ends or (None, None), strict=True)
         elif isinstance(value, Mapping):
             yield from _nested(key, value)
         elif isinstance(value, list | tuple):

@@ -255,3 +255,20 @@ def test_an_answer_is_one_of_the_core_with_nothing_lost() -> None:
     assert prediction.timeline(0).starts.shape[0] == 1
     assert prediction.binding_limit
     assert isinstance(prediction.notes, list)
+
+
+def test_a_run_that_cannot_be_predicted_is_shown_with_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / "runs.toml"
+    path.write_text(
+        'schema_version = 1\n[[run]]\nid = "too-big"\nrole = "validation"\nsource = "a test"\nmodel = "kimi-k2.6"\n'
+        'hardware = "rtx-pro-6000-x2"\nplan = { tp = 2, pp = 1 }\nengine = { name = "sglang" }\n'
+        "workload = { concurrency = 1, num_prompts = 1, input_len = 64, output_len = 16 }\n"
+        "measured = { output_tokens_per_s = 25.0 }\ntolerance = { output_tokens_per_s = 0.1 }\n",
+        encoding="utf-8",
+    )
+    validation = pipesim.validate(path, seeds=1)
+    assert not validation.ok
+    assert "too-big cannot be predicted" in validation._repr_html_()
+    (record,) = validation.to_records()
+    assert (record.predicted, record.low, record.high) == (None, None, None)
+    assert "lacks" in record.reason
