@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment, ParallelPlan
 from pipesim.metrics import Latency
-from pipesim.prediction import Prediction
+from pipesim.prediction import GIB, Prediction
 from pipesim.reasons import NAMES, binding_limit, notes
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
 from pipesim.workload import Workload
@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # a prediction does without the modules of other commands
     from pipesim.whatif import Explanation
 
 WIDTH = 80
-GIB = 2**30
 
 
 def predict_json(prediction: Prediction) -> dict[str, Any]:
@@ -355,10 +354,8 @@ def validate_text(validation: "Validation") -> str:
     lines.append("")
     if validation.worst is not None:
         worst = validation.worst
-        lines.append(
-            f"validation rows: mean absolute error {validation.mean_abs_relative_error:.1%}, "
-            f"worst {worst.relative_error:+.1%} ({worst.id}); "
-        )
+        mean = f"mean absolute error {validation.mean_abs_relative_error:.1%}"
+        lines.append(f"validation rows: {mean}, worst {worst.relative_error:+.1%} ({worst.id}); ")
         lines.append(f"{validation.coverage:.0%} of them lie in the predicted {LEVEL:.0%} interval")
     for run, reason in {row.id: row.reason for row in validation.rows if row.reason}.items():
         lines += textwrap.wrap(f"{run} cannot be predicted: {reason}", WIDTH, subsequent_indent="  ")
