@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipesim.prediction import Prediction
 from pipesim.reasons import NAMES
-from pipesim.report import explain_json, predict_json, validate_json
+from pipesim.report import explain_json, predict_json
 from pipesim.sensitivity import LEVEL, Confidence
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
@@ -60,6 +60,8 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 def validate_csv(validation: "Validation") -> str:
     """Returns a row for every comparison, under the names of the JSON."""
+    from pipesim.validation_report import validate_json  # noqa: PLC0415 - a prediction does without it
+
     return _rows_csv(validate_json(validation)["runs"])
 
 

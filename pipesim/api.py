@@ -183,6 +183,7 @@ def plan(
     total_tokens: float | None = None,
     num_requests: float | None = None,
     best_partition: bool = False,
+    best_placement: bool = False,
     seeds: int = DEFAULT_SEEDS,
     seed: int = 0,
     jobs: int = 1,
@@ -206,6 +207,7 @@ def plan(
         total_tokens: output tokens of a whole batch job.
         num_requests: requests of a whole batch job.
         best_partition: whether every setting is tried with its own balanced layer split.
+        best_placement: whether other orders of GPUs are tried: group by group, and across groups.
         seeds: runs of each of the five best plans.
         seed: the first of them.
         jobs: processes that simulate.
@@ -224,6 +226,7 @@ def plan(
         plan_question(asked, _model(model), boxes, engine, goal),
         gpus=gpus,
         best_partition=best_partition,
+        best_placement=best_placement,
         seeds=seeds,
         first_seed=seed,
     )

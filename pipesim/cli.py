@@ -167,15 +167,16 @@ def validate_command(
     """Compare predictions with measured runs; exit 1 when one is out of its tolerance."""
     from pipesim.runs import load_runs  # noqa: PLC0415 - only this command needs them
     from pipesim.validation import validate  # noqa: PLC0415
+    from pipesim.validation_report import validate_json, validate_markdown, validate_text  # noqa: PLC0415
 
     check_answer_file(output, (*TABLES, *PICTURES))
     files = load_runs(paths or [])
     validation = validate(files, seeds, progress(sum(len(file.run) for file in files)))
     write_answer(output, validate_forms(validation))
     if as_json:
-        print_json(report.validate_json(validation))
+        print_json(validate_json(validation))
     else:
-        print(report.validate_markdown(validation) if output_format == "markdown" else report.validate_text(validation))
+        print(validate_markdown(validation) if output_format == "markdown" else validate_text(validation))
     if not validation.ok:
         raise typer.Exit(1)
 

@@ -5,8 +5,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from pipesim.reasons import NAMES, binding_limit, notes
-from pipesim.report import arrivals, compared, lengths, time_text, verdict
+from pipesim.report import arrivals, lengths, time_text
 from pipesim.sensitivity import LEVEL, Confidence
+from pipesim.validation_report import compared, verdict
 
 if TYPE_CHECKING:  # a prediction does without the modules of other answers
     from pipesim.planning.search import PlanSearch

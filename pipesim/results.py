@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from pipesim import html, prediction, report, validation, whatif
+from pipesim import html, prediction, report, validation, validation_report, whatif
 from pipesim.calibration.apply import Calibration as Calibrated
 from pipesim.metrics import Latency
 from pipesim.plan_report import interval, plan_json, setting_flags
@@ -163,11 +163,11 @@ class Validation(validation.Validation):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the object that `pipesim validate --json` prints."""
-        return report.validate_json(self)
+        return validation_report.validate_json(self)
 
     def to_records(self) -> Records:
         """Returns a record for every measured figure."""
-        return records("ComparisonRecord", report.validate_json(self)["runs"])
+        return records("ComparisonRecord", validation_report.validate_json(self)["runs"])
 
 
 @dataclass(frozen=True, repr=False)

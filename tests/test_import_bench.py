@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipesim.cost.memory import model_bytes
 from pipesim.deployment import EngineSettings
 from pipesim.errors import PipesimError, ProfileError
 from pipesim.importers.bench import TOOLS, read_bench
@@ -44,7 +45,7 @@ def write(tmp_path: Path) -> Write:
 
 def imported(path: Path, **said: Any) -> tuple[MeasuredRun, ...]:
     supplied = Supplied(DEFAULT_MODEL, DEFAULT_HARDWARE, **said)
-    return run_file([(path, where, record) for where, record in read_bench(path).runs], supplied).runs.run
+    return run_file([(path, where, record) for where, record in read_bench(path).runs], supplied, model_bytes).runs.run
 
 
 def first_line(name: str) -> dict[str, Any]:
@@ -504,3 +505,10 @@ def test_a_tp_group_too_small_for_the_weights_had_stages(write: Write) -> None:
     assert "plan.pp" in run.assumed
     (whole,) = imported(write(changed("vllm_serve.json", tensor_parallel_size="8")))
     assert (whole.plan.tp, whole.plan.pp) == (8, 1)
+
+
+def test_weights_that_no_page_states_are_added_up(write: Write) -> None:
+    """671 GB of DeepSeek-V3 on four of eight 141 GB GPUs: two stages, though the profile names no checkpoint size."""
+    path = write(changed("vllm_serve.json", tensor_parallel_size="4"))
+    (run,) = imported(path, model="deepseek-v3", hardware="h200-sxm-x8")
+    assert (run.plan.tp, run.plan.pp) == (4, 2)

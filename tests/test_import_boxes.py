@@ -393,3 +393,29 @@ def test_nvlink_over_a_base_of_pcie_is_pointed_out(run_cli: RunCli) -> None:
 
 def test_a_topology_is_what_its_matrix_says_without_the_words_of_a_shell(write: Write) -> None:
     assert isinstance(read_topo(write(matrix(TWO_SWITCHES, 4))), BoxTopology)
+
+
+NAMED = """Device: 0, NVIDIA GeForce RTX 4090, pciBusID: 1, pciDeviceID: 0, pciDomainID:0
+Device: 1, NVIDIA GeForce RTX 4090, pciBusID: 2, pciDeviceID: 0, pciDomainID:0
+Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)
+   D\\D     0      1
+     0 906.46  17.31
+     1  17.32 921.39
+"""
+
+
+def test_the_base_is_the_box_of_the_gpu_that_the_file_names(run_cli: RunCli, tmp_path: Path) -> None:
+    path = tmp_path / "p2p.txt"
+    path.write_text(NAMED, encoding="utf-8")
+    ran = run_cli("import", "p2p", path, "--json")
+    assert ran.json["hardware"]["extends"] == "rtx-4090-x8"
+    assert "rtx-4090-x8" in ran.err
+    assert "names the GPU of rtx-4090-x8" in run_cli("import", "p2p", path, "--base", "h100-sxm-x8", "--json").err
+    path.write_text(NAMED.replace("1, NVIDIA GeForce RTX 4090", "1, NVIDIA L40S"), encoding="utf-8")
+    assert "one of rtx-4090-x8, l40s-x8" in run_cli("import", "p2p", path).err
+
+
+def test_colour_codes_whose_escape_was_lost_in_pasting_are_taken_out(run_cli: RunCli, tmp_path: Path) -> None:
+    path = tmp_path / "topo.txt"
+    path.write_text("\t[4mGPU0\tGPU1\tCPU Affinity[0m\nGPU0\t X \tPHB\t0-31\nGPU1\tPHB\t X \t0-31\n", encoding="utf-8")
+    assert run_cli("import", "topo", path, "--json").json["hardware"]["gpus"] == 2

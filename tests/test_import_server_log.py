@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipesim.cost.memory import model_bytes
 from pipesim.errors import ProfileError
 from pipesim.importers.run_files import run_file
 from pipesim.importers.server_log import read_server_log
@@ -37,7 +38,7 @@ def write(tmp_path: Path) -> Write:
 
 def imported(path: Path) -> MeasuredRun:
     supplied = Supplied(DEFAULT_MODEL, DEFAULT_HARDWARE)
-    (run,) = run_file([(path, "", read_server_log(path).run)], supplied).runs.run
+    (run,) = run_file([(path, "", read_server_log(path).run)], supplied, model_bytes).runs.run
     return run
 
 

@@ -279,3 +279,23 @@ def test_the_best_plan_comes_with_the_command_that_starts_it(run_cli: RunCli) ->
     best = document["plans"][0]
     assert f"--tp-size {best['tp']}" in document["launch"] or best["tp"] == 1
     assert "sglang.launch_server" in run_cli(*asked).out
+
+
+def test_where_sockets_are_numbered_crosswise_ranks_are_placed_group_by_group() -> None:
+    """Even GPUs on one socket, odd ones on the other: as numbered, every hop of PP8 crosses between sockets."""
+    crosswise = BOX.model_copy(
+        update={"topology": BOX.topology.model_copy(update={"groups": ((0, 2, 4, 6), (1, 3, 5, 7))})}
+    )
+    fixed = {"tp": 1, "pp": 8, "kv_cache_dtype": "auto"}
+    found = search(asked(boxes=(crosswise,), fixed=fixed, best_placement=True, seeds=1))
+    placed: dict[Any, dict[Any, float]] = {}
+    for plan in found.plans:
+        deployment = plan.deployment
+        if plan.prediction is not None:
+            alike = placed.setdefault((deployment.engine, deployment.layers), {})
+            alike[deployment.plan.placement] = plan.figures.output_tokens_per_s
+    together = (0, 2, 4, 6, 1, 3, 5, 7)
+    both = [rates for rates in placed.values() if {None, together} <= rates.keys()]
+    assert both
+    assert all(rates[together] >= rates[None] for rates in both)
+    assert any(rates[together] > rates[None] for rates in both)

@@ -41,10 +41,12 @@ def validate_forms(validation: "Validation") -> Forms:
 
         return validate_picture(validation, form)
 
+    from pipesim import validation_report  # noqa: PLC0415 - a prediction does without it
+
     return {
-        ".json": lambda: answer_files.json_text(report.validate_json(validation)),
+        ".json": lambda: answer_files.json_text(validation_report.validate_json(validation)),
         ".csv": lambda: answer_files.validate_csv(validation),
-        ".md": lambda: report.validate_markdown(validation) + "\n",
+        ".md": lambda: validation_report.validate_markdown(validation) + "\n",
         **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
     }
 

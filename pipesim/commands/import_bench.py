@@ -16,10 +16,11 @@ def import_bench_command(said: Supplied, files: Files, output: Output = None, as
 
     Example: pipesim import bench results.jsonl --tp 8 -o my-runs.toml
     """
-    from pipesim.importers.bench import read_bench  # noqa: PLC0415 - only this command needs them
+    from pipesim.cost.memory import model_bytes  # noqa: PLC0415 - only this command needs them
+    from pipesim.importers.bench import read_bench  # noqa: PLC0415
     from pipesim.importers.run_files import run_file  # noqa: PLC0415
 
     read = [(path, read_bench(path)) for path in files]
     found = [(path, where, record) for path, file in read for where, record in file.runs]
     refused = [error for _, file in read for error in file.refused]
-    give_back(run_file(found, said), files, refused, output, as_json)
+    give_back(run_file(found, said, model_bytes), files, refused, output, as_json)

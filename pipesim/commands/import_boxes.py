@@ -12,14 +12,23 @@ import typer
 from pipesim.commands.shared import Json, Output, emit_document, import_app, note
 from pipesim.errors import UsageError
 from pipesim.profiles.hardware import HardwareProfile, PeerLinks
-from pipesim.profiles.store import check_hardware_document, load_hardware
+from pipesim.profiles.names import box_name
+from pipesim.profiles.store import available, check_hardware_document, load_hardware
 from pipesim.units import format_quantity, parse_quantity
 
 DEFAULT_BASE = "rtx-pro-6000-x8"
+"""For files that name no GPU."""
 
 File = Annotated[Path, typer.Argument(help="File to read.")]
 Files = Annotated[list[Path], typer.Argument(help="Files to read.")]
-Base = Annotated[str, typer.Option("--base", help="Hardware profile with the same GPUs; all that is not read is its.")]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--base",
+        help="Hardware profile with the same GPUs; all that is not read is its "
+        f"(default: by the GPU that the file names, else {DEFAULT_BASE}).",
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the new profile (default: the file's).")]
 
 Document = dict[str, Any]
@@ -28,7 +37,7 @@ Document = dict[str, Any]
 @import_app.command("topo")
 def import_topo(
     file: File,
-    base: Base = DEFAULT_BASE,
+    base: Base = None,
     name: Name = None,
     section: Annotated[
         str | None, typer.Option("--section", help="Which matrix of a file with several: letter, place or title.")
@@ -45,6 +54,7 @@ def import_topo(
     """
     from pipesim.importers.topo import read_topo  # noqa: PLC0415 - only this command reads such files
 
+    base = _base(base, [file])
     below = load_hardware(base)
     shape = read_topo(file, section)
     speed = below.peer_links.same_group_bandwidth if uplink is None else _bandwidth("--uplink", uplink)
@@ -65,15 +75,14 @@ def import_topo(
 
 
 @import_app.command("p2p")
-def import_p2p(
-    file: File, base: Base = DEFAULT_BASE, name: Name = None, output: Output = None, as_json: Json = False
-) -> None:
+def import_p2p(file: File, base: Base = None, name: Name = None, output: Output = None, as_json: Json = False) -> None:
     """Read p2pBandwidthLatencyTest or simpleP2P: bandwidths within and across groups, staging, peer access.
 
     Example: pipesim import p2p p2pBandwidthLatencyTest.txt --base rtx-4090-x4
     """
     from pipesim.importers.p2p import links_of, read_p2p  # noqa: PLC0415 - only this command reads such files
 
+    base = _base(base, [file])
     below = load_hardware(base)
     found = links_of(read_p2p(file))
     for text in found.notes:
@@ -101,7 +110,7 @@ def import_p2p(
 
 @import_app.command("nccl-tests")
 def import_nccl_tests(
-    files: Files, base: Base = DEFAULT_BASE, name: Name = None, output: Output = None, as_json: Json = False
+    files: Files, base: Base = None, name: Name = None, output: Output = None, as_json: Json = False
 ) -> None:
     """Read all_reduce_perf and its siblings, text or -J JSON: one fitted curve per collective and number of GPUs.
 
@@ -110,6 +119,7 @@ def import_nccl_tests(
     from pipesim.calibration import curves_from_nccl_tests  # noqa: PLC0415 - brings scipy
     from pipesim.calibration.write import curve_texts, source_key  # noqa: PLC0415
 
+    base = _base(base, files)
     below = load_hardware(base)
     found = curves_from_nccl_tests(files)
     fits = found.fits
@@ -124,6 +134,26 @@ def import_nccl_tests(
         "sources": {key: {"basis": "fitted", "text": text} for key, text in curve_texts(fits).items()},
     }
     _emit(base, below, gpus, name or _slug(files[0].stem), changes, output, as_json)
+
+
+def _base(given: str | None, files: Sequence[Path]) -> str:
+    """Returns the profile to lay the new one over: the one given, or that of the GPU that the files name."""
+    from pipesim.importers.gpu_names import boxes_named, hosts_named, text_of  # noqa: PLC0415 - as above
+
+    text = text_of(files)
+    named = boxes_named(text, available("hardware"))
+    hosts = hosts_named(text)
+    if len(hosts) > 1:
+        note(f"the ranks lie on {len(hosts)} hosts ({', '.join(hosts[:4])}): the curve is one across nodes")
+    if given is not None:
+        if named and box_name(given).gpu not in {box_name(name).gpu for name in named} and "." not in given:
+            note(f"the file names the GPU of {' and '.join(named)}, --base is {given}")
+        return given
+    if len(named) > 1:
+        raise UsageError("--base", "nothing", f"one of {', '.join(named)}, whose GPUs are all named in the file,")
+    if named:
+        note(f"laid over {named[0]}, which has the GPU that the file names; --base chooses another")
+    return named[0] if named else DEFAULT_BASE
 
 
 def _emit(

@@ -16,9 +16,12 @@ def import_server_log_command(said: Supplied, files: Files, output: Output = Non
 
     Example: pipesim import server-log server.log --input-len 1024 --output-len 512 -o my-run.toml
     """
-    from pipesim.importers.run_files import run_file  # noqa: PLC0415 - only this command needs them
+    from pipesim.cost.memory import model_bytes  # noqa: PLC0415 - only this command needs them
+    from pipesim.importers.run_files import run_file  # noqa: PLC0415
     from pipesim.importers.server_log import read_server_log  # noqa: PLC0415
 
     read = [(path, read_server_log(path, said.pp)) for path in files]
     refused = [error for _, file in read for error in file.refused]
-    give_back(run_file([(path, "", file.run) for path, file in read], said), files, refused, output, as_json)
+    give_back(
+        run_file([(path, "", file.run) for path, file in read], said, model_bytes), files, refused, output, as_json
+    )

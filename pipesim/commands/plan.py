@@ -39,6 +39,9 @@ NumRequests = Annotated[float | None, typer.Option("--num-requests", help="Reque
 BestPartition = Annotated[
     bool, typer.Option("--best-partition", help="Balance the layers of the stages for every setting.")
 ]
+BestPlacement = Annotated[
+    bool, typer.Option("--best-placement", help="Try other orders of GPUs: group by group, and across groups.")
+]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each of the five best plans.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes (default: one per core).")]
@@ -60,6 +63,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
     total_tokens: TotalTokens = None,
     num_requests: NumRequests = None,
     best_partition: BestPartition = False,
+    best_placement: BestPlacement = False,
     seeds: Seeds = 3,
     seed: Seed = 0,
     jobs: Jobs = None,
@@ -81,6 +85,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
         plan_question(asked, load_model(asked.model), boxes, engine, goal),
         gpus=gpus,
         best_partition=best_partition,
+        best_placement=best_placement,
         seeds=seeds,
         first_seed=seed,
     )

@@ -1,7 +1,7 @@
 """Makes a file of measured runs out of what another tool measured, and lists what its file does not say."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from pipesim.errors import PipesimError, ProfileError, UsageError
 from pipesim.importers.bench.record import BenchRun, tidy
 from pipesim.importers.supplied import Supplied
 from pipesim.measured import ENGINE_FLAGS, PIPELINE_FLAGS, RunEngine, Runs
+from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.names import base_of, box_name
 from pipesim.profiles.store import available, load_hardware, load_model, validated
 
@@ -26,8 +27,8 @@ Found = tuple[Path, str, BenchRun]
 """A run with its file and its place in it."""
 
 
-def run_file(found: Iterable[Found], supplied: Supplied) -> Imported:
-    """Returns the measured runs of some records, with what was assumed.
+def run_file(found: Iterable[Found], supplied: Supplied, weights: Callable[[ModelProfile], float]) -> Imported:
+    """Returns the measured runs of some records, with what was assumed; `weights` gives the bytes of a model.
 
     Raises:
         PipesimError: when a record's model or GPU is not known and none was supplied, or a flag contradicts it.
@@ -36,7 +37,7 @@ def run_file(found: Iterable[Found], supplied: Supplied) -> Imported:
     assumed: dict[str, None] = {}
     taken: set[str] = set()
     for path, where, record in found:
-        document = _document(path, where, record, supplied)
+        document = _document(path, where, record, supplied, weights)
         document["id"] = _free(document["id"], taken)
         documents.append(document)
         assumed |= dict.fromkeys(document["assumed"])
@@ -47,7 +48,9 @@ def run_file(found: Iterable[Found], supplied: Supplied) -> Imported:
     return Imported(validated(Runs, whole, Path("the imported runs")), tuple(lines))
 
 
-def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> dict[str, Any]:
+def _document(
+    path: Path, where: str, record: BenchRun, supplied: Supplied, weights: Callable[[ModelProfile], float]
+) -> dict[str, Any]:
     assumed = list(record.assumed)
     place = f"{path}: {where}" if where else str(path)
     model = _model(record.models, supplied, place)
@@ -59,7 +62,7 @@ def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> d
     if "name" not in record.engine:
         assumed.append("engine.name")
     engine: dict[str, Any] = {**record.engine, "name": name}
-    plan = _plan(record, supplied, model, hardware, place, assumed)
+    plan = _plan(record, supplied, weights(load_model(model)), hardware, place, assumed)
     workload = _workload(record, supplied, place, assumed)
     flags = ENGINE_FLAGS[engine["name"]] + PIPELINE_FLAGS[engine["name"]] * (plan["pp"] > 1)
     assumed += [f"engine.{flag}" for flag in flags if flag not in engine]
@@ -85,7 +88,7 @@ def _document(path: Path, where: str, record: BenchRun, supplied: Supplied) -> d
 
 
 def _plan(
-    record: BenchRun, supplied: Supplied, model: str, hardware: str, place: str, assumed: list[str]
+    record: BenchRun, supplied: Supplied, weights: float, hardware: str, place: str, assumed: list[str]
 ) -> dict[str, Any]:
     """Returns the split: stated, supplied, or else the engines' one stage and all GPUs of the box as its TP group.
 
@@ -100,7 +103,7 @@ def _plan(
             assumed.append(f"plan.{key}")
     room = box.gpus // plan.get("replicas", 1)
     if "pp" not in plan:
-        one_is_enough = (load_model(model).text_weights or 0.0) < plan.get("tp", room) * box.gpu.memory
+        one_is_enough = weights < plan.get("tp", room) * box.gpu.memory
         plan["pp"] = 1 if one_is_enough else max(1, room // plan.get("tp", room))
     plan.setdefault("tp", max(1, room // plan["pp"]))
     if "ep" not in plan:

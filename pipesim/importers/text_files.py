@@ -1,12 +1,11 @@
 """What importers of a tool's printed output share: text that is text, without colours and prompts of a terminal."""
 
-import re
 from pathlib import Path
 
 from pipesim.errors import ProfileError
+from pipesim.importers import COLOUR
 
 LONGEST_FILE = 16 * 2**20
-COLOUR = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\([A-Z0-9])")
 
 
 def printed_lines(path: Path, wanted: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import log
 
 from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelPlan
@@ -9,7 +10,7 @@ from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
 from pipesim.partition import balanced_partition
 from pipesim.planning.evaluate import Candidate, SharedPrices, Split, consider
 from pipesim.planning.question import PlanQuestion
-from pipesim.planning.space import Rejection, further_settings, settled, slot_settings, splits, variants
+from pipesim.planning.space import Rejection, further_settings, placements, settled, slot_settings, splits, variants
 from pipesim.profiles.hardware import HardwareProfile
 
 REFINED_PER_SPLIT = 3
@@ -66,8 +67,9 @@ class Space:
         if isinstance(plain, Rejection):
             self.rejections.append(plain)
             return
-        for variant in variants(question, engine, plan):
-            base = settled(question, box, variant, settings)
+        orders = placements(question, box, plan)
+        for variant, order in product(variants(question, engine, plan), orders):
+            base = settled(question, box, replace(variant, placement=order), settings)
             if isinstance(base, Rejection):
                 self.rejections.append(base)
                 continue

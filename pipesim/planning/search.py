@@ -27,8 +27,8 @@ FIRST_PLACES = 8
 SEEDED_PLACES = 5
 """Places whose plans are run with every seed."""
 MOST_SIMULATIONS, FEWEST_SIMULATIONS = 72, 12
-MOST_PASSAGES = 1_500_000
-"""Passages of all simulations together: about 40 s on one core."""
+MOST_PASSAGES = 700_000
+"""Passages of all simulations together: 20 to 50 s on one core, by how many requests wait for KV cache."""
 WAVES, WAVES_OF_LONG_ANSWERS = 4, 2
 """Requests per user that are simulated at most, in a closed loop."""
 LONG_ANSWER = 1024

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, zip_longest
 from math import ceil
 from typing import Any
 
@@ -81,6 +81,22 @@ def variants(question: PlanQuestion, engine: EngineName, plan: ParallelPlan) -> 
     for ep, by_request, dcp in product(groups, attention, contexts):
         if not (by_request and dcp > 1):
             yield replace(plan, ep=ep, dp_attention=by_request, dcp=dcp)
+
+
+def placements(question: PlanQuestion, box: HardwareProfile, plan: ParallelPlan) -> list[tuple[int, ...] | None]:
+    """Returns the orders of GPUs worth trying: as numbered, and where it is asked for group by group and across groups.
+
+    Where sockets or switches are numbered crosswise, consecutive ranks are neighbours only group by group; across
+    groups neighbours in a stage use different uplinks. An order that is the box's own is left out.
+    """
+    own = tuple(range(plan.gpus))
+    if not question.best_placement or plan.placement is not None or plan.gpus == 1:
+        return [plan.placement]
+    groups = [group for group in box.topology.groups if group]
+    together = [gpu for group in groups for gpu in group]
+    across = [gpu for turn in zip_longest(*groups) for gpu in turn if gpu is not None]
+    found = dict.fromkeys(tuple(order[: plan.gpus]) for order in (together, across))
+    return [None, *(order for order in found if order != own)]
 
 
 def settled(
