@@ -22,6 +22,26 @@ EngineName = Literal["sglang", "vllm", "rebatch"]
 SERVERS: tuple[EngineName, ...] = ("sglang", "vllm")
 """The engines that exist."""
 KvCacheDtype = Literal["auto", "bf16", "fp8"]
+KV_CACHE_DTYPES: dict[str, KvCacheDtype] = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "float16": "bf16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "fp8_inc": "fp8",
+}
+"""What `--kv-cache-dtype` takes, in pipesim's words and in the engines'."""
+
+
+def storage_of_kv_cache(given: str) -> KvCacheDtype:
+    """Returns the storage that `--kv-cache-dtype` names. Raises UsageError for what no engine calls one."""
+    if given not in KV_CACHE_DTYPES:
+        raise UsageError("--kv-cache-dtype", given, f"one of {', '.join(KV_CACHE_DTYPES)}")
+    return KV_CACHE_DTYPES[given]
+
+
 Balancer = Literal["round-robin", "least-loaded"]
 """How requests are dealt to replicas: in turn, or to the one with the fewest in it."""
 AllReduceChoice = Literal["auto", "nccl", "custom", "pcie-oneshot"]

@@ -17,8 +17,8 @@ from pipesim.deployment import (
     Deployment,
     EngineName,
     EngineSettings,
-    KvCacheDtype,
     ParallelPlan,
+    storage_of_kv_cache,
 )
 from pipesim.errors import PipesimError, UsageError
 from pipesim.launch import DIALECTS
@@ -120,7 +120,7 @@ Eager = Annotated[bool, typer.Option("--enforce-eager", help="The same as --no-c
 Graph = Annotated[
     bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Captured decode, or kernels launched eagerly.")
 ]
-KvDtype = Annotated[KvCacheDtype, typer.Option("--kv-cache-dtype", help="Storage of the KV cache.")]
+KvDtype = Annotated[str, typer.Option("--kv-cache-dtype", metavar="<auto|bf16|fp8>", help="Storage of the KV cache.")]
 PeerAccess = Annotated[
     bool | None,
     typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host (default: as the box)."),
@@ -247,7 +247,7 @@ def question(
         mem_fraction_static=mem_fraction_static,
         peer_access=p2p,
         allreduce=allreduce,
-        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_dtype=storage_of_kv_cache(kv_cache_dtype),
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         cap_decodes_per_step=cap_decodes_per_step,

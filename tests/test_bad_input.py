@@ -531,7 +531,7 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(run_cli: RunCli) -> None:
     [("--engine", "tgi", "sglang"), ("--kv-cache-dtype", "int3", "fp8"), ("--detail", "kernel", "stage")],
 )
 def test_a_choice_is_one_of_the_known(run_cli: RunCli, flag: str, value: str, known: str) -> None:
-    refused(run_cli("predict", flag, value), f"'{flag}'", f"'{value}'", f"'{known}'")
+    refused(run_cli("predict", flag, value), flag, f"'{value}'", f"'{known}'")
 
 
 @pytest.mark.parametrize("arguments", [["predict", "TP8"], ["forecast"], ["predict", "--tp"]])
@@ -638,3 +638,23 @@ def test_a_smaller_share_of_memory_than_the_weights_take_is_infeasible(run_cli: 
     assert ran.code == 1
     assert re.match(r"GPU 0 \(stage 0\) lacks \d+\.\d GiB", ran.json["reasons"][0])
     assert ran.json["reasons"][1] == "No TP×PP split of the 8 GPUs of rtx-pro-6000-x8 holds it."
+
+
+def test_a_model_may_be_named_by_its_hugging_face_id(run_cli: RunCli) -> None:
+    for name in ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct"):
+        ran = run_cli("predict", "--model", name, "--tp", 1, "--concurrency", 1, "--output-len", 2, "--json")
+        assert ran.json["deployment"]["model"] == "llama-3.1-8b"
+    ran = run_cli("predict", "--model", "meta-llama/Llama-9")
+    assert (ran.code, "import hf-config" in ran.err) == (2, True)
+
+
+def test_the_kv_cache_is_named_in_the_engines_words_too(run_cli: RunCli) -> None:
+    load = ("predict", "--tp", 8, "--concurrency", 1, "--output-len", 2, "--json", "--kv-cache-dtype")
+    assert run_cli(*load, "fp8_e4m3").json["metrics"] == run_cli(*load, "fp8").json["metrics"]
+    assert run_cli(*load, "fp4").code == 2
+
+
+def test_a_load_beyond_the_models_positions_is_noted(run_cli: RunCli) -> None:
+    load = ("predict", "--model", "llama-3.1-8b", "--hardware", "h200-sxm-x1", "--concurrency", 1, "--num-prompts", 1)
+    inside, beyond = (run_cli(*load, "--output-len", 2, "--json", "--input-len", n).json for n in (100_000, 200_000))
+    assert [any("positions" in note for note in answer["notes"]) for answer in (inside, beyond)] == [False, True]

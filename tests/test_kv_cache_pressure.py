@@ -111,3 +111,34 @@ def test_under_pp_only_the_current_slots_growth_is_reserved_so_more_is_retracted
         )
         counts[plan.pp] = policy.put_back
     assert counts[8] > counts[1]
+
+
+@settings(max_examples=25)
+@given(
+    room=st.floats(1.0, 6.0),
+    users=st.integers(2, 16),
+    output_len=st.integers(2, 60),
+    drafts=st.sampled_from([(), (0.6, 0.4)]),
+    most=st.sampled_from([5, 4096]),
+)
+def test_what_running_requests_still_ask_for_is_their_sum(
+    room: float, users: int, output_len: int, drafts: tuple[float, ...], most: int
+) -> None:
+    """Counted by last steps, as the scheduler does in every turn, it is the sum over requests one by one."""
+    plan, flags = ParallelPlan(tp=2, pp=4), EngineSettings(speculative_acceptance=drafts)
+    policy = ENGINES["sglang"].policy(deploy(KIMI, BOX, plan, flags), int(room * 1.5 * (100 + output_len)))
+    assert isinstance(policy, SlotScheduler)
+    form, checked = policy.form, []
+
+    def watched(slot):  # type: ignore[no-untyped-def]
+        state = policy.slots[slot]
+        checked.append(state.still_asked(most))
+        assert checked[-1] == sum(min(most, r.output_len - state.given(r)) for r in state.decoding())
+        return form(slot)
+
+    policy.form = watched  # type: ignore[method-assign]
+    load = Workload(users, 2 * users, 100, output_len, random_range_ratio=0.5)
+    requests = [Request(i, spec.input_len, spec.output_len, 0, spec.submit_ps) for i, spec in enumerate(load.draw(1))]
+    price = Predictor(deploy(KIMI, BOX, plan, flags)).price
+    simulate(policy, price, requests, stages=plan.pp, users=users, idle_turn=300_000_000)
+    assert max(checked) > 0

@@ -200,6 +200,8 @@ class SglangPolicy(SlotScheduler):
         self._prefill_budget = prefill_budget(deployment)
         self._captured = captured_batches(deployment)
         self._sizer: ChunkSizer | None = None
+        self._growth: float | None = None
+        """KV tokens that the running requests of the slot whose turn it is are expected to take."""
         self._deployment = deployment
 
     def measure(self, first_stage: Callable[[Batch], int]) -> None:
@@ -225,7 +227,7 @@ class SglangPolicy(SlotScheduler):
 
     def _take_prompts(self, slot: int, state: Slot) -> Prompts | None:
         """Prompt tokens up to the chunk, less those of the decodes that it is mixed with (`PrefillAdder`)."""
-        budget, kept = self._budget(), 0.0
+        budget, kept, self._growth = self._budget(), 0.0, None
         if self._settings.enable_mixed_chunk:
             budget, kept = budget - state.running, state.running * state.tokens_per_step
         self.kv_free -= kept
@@ -251,11 +253,11 @@ class SglangPolicy(SlotScheduler):
 
         Only the current slot's growth is charged, though the KV cache is shared (schedule_policy.py `PrefillAdder`).
         """
-        state = self.slots[slot]
-        growth = state.still_asked(CLIPPED_TOKENS) * self._new_token_ratio
+        if self._growth is None:  # the same for all requests that one turn looks at
+            self._growth = self.slots[slot].still_asked(CLIPPED_TOKENS) * self._new_token_ratio
         left = min(request.output_len - request.recomputed, CLIPPED_TOKENS)
         needed = request.context_len + request.prompt_len + left
-        return needed <= self.kv_free - growth - taken or self._nothing_runs()
+        return needed <= self.kv_free - self._growth - taken or self._nothing_runs()
 
     def victim(self, state: Slot) -> Request | None:
         """The one with the fewest tokens given, then the longest prompt (schedule_batch.py `retract_decode`)."""

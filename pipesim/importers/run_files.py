@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipesim.errors import PipesimError, ProfileError, UsageError
+from pipesim.errors import ProfileError, UsageError
 from pipesim.importers.bench.record import BenchRun, tidy
 from pipesim.importers.supplied import Supplied
 from pipesim.measured import ENGINE_FLAGS, PIPELINE_FLAGS, RunEngine, Runs
 from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.names import base_of, box_name
-from pipesim.profiles.store import available, load_hardware, load_model, validated
+from pipesim.profiles.store import available, load_hardware, load_model, matching_model, validated
 
 
 @dataclass(frozen=True)
@@ -155,26 +155,6 @@ def _model(stated: tuple[str, ...], supplied: Supplied, place: str) -> str:
         wanted = f"--model with the profile of it (there are: {known})"
         raise ProfileError(place, "model", f'"{stated[0]}", which no model profile is of,', wanted)
     return name
-
-
-def matching_model(stated: str) -> str | None:
-    """Returns the name of the model profile that a Hugging Face id, a path or a name stands for; None for no one.
-
-    Compared are whole parts of the path by their letters, digits and dots, without case.
-    """
-    parts = {_folded(part) for part in re.split(r"[/\\]|--", stated)} - {""}
-    for name in available("model"):
-        try:
-            profile = load_model(name)
-        except PipesimError:
-            continue
-        if parts & {_folded(name), _folded(profile.name), _folded(profile.hf_id.rpartition("/")[2])}:
-            return name
-    return None
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]", "", name.casefold())
 
 
 def _hardware(stated: str | None, gpus: int, supplied: Supplied, place: str) -> str:

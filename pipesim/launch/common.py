@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipesim.deployment import Deployment
+from pipesim.deployment import KV_CACHE_DTYPES, Deployment
 from pipesim.launch.base import Launch, LaunchLine, Reading, Rule, changes_unless, truth, whole
 
 DRAFT_MODEL = "DRAFT_MODEL"
@@ -21,16 +21,6 @@ CHECKPOINT_FORMATS = {
     "auto-round",
 }
 """Values of --quantization that name how a checkpoint is stored, which its model profile says too."""
-KV_STORAGE = {
-    "auto": "auto",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "float16": "bf16",
-    "fp8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "fp8_inc": "fp8",
-}
 
 
 def peer_access(reading: Reading, variable: str, text: str) -> None:
@@ -50,12 +40,12 @@ def peer_level(reading: Reading, variable: str, text: str) -> None:
 def kv_cache_dtype(reading: Reading, flag: str, text: str) -> None:
     """--kv-cache-dtype of either engine."""
     name = text.strip().lower()
-    if name not in KV_STORAGE:
+    if name not in KV_CACHE_DTYPES:
         close = " (counted as fp8)" if name.startswith("fp8") else ""
         reading.refuse(flag, text, f"pipesim stores a KV cache as bf16 or fp8{close}")
         if not close:
             return
-    if (storage := KV_STORAGE.get(name, "fp8")) != "auto":
+    if (storage := KV_CACHE_DTYPES.get(name, "fp8")) != "auto":
         reading.set("kv_cache_dtype", flag, storage)
 
 

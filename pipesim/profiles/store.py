@@ -4,6 +4,7 @@ import ast
 import difflib
 import inspect
 import os
+import re
 import tomllib
 import typing
 from itertools import pairwise
@@ -63,7 +64,8 @@ def find(kind: str, name: str) -> Path:
         path = Path(name)
         if not path.is_file():
             given = "a directory" if path.is_dir() else "no such file"
-            raise ProfileError(name, "", given, f"a {kind} profile in TOML")
+            hint = "of a model's config.json `pipesim import hf-config` makes one" if kind == "model" else ""
+            raise ProfileError(name, "", given, f"a {kind} profile in TOML", hint)
         return path
     names = available(kind)
     if name not in names:
@@ -227,8 +229,31 @@ def load_model(name: str) -> ModelProfile:
     config = Path(name) if name.endswith(".json") else Path(name) / "config.json"
     if name.endswith(".json") or config.is_file():
         return validated(ModelProfile, read_hf_config(config).document, config)
-    path = find("model", name)
+    own = name.endswith(".toml") or Path(name).exists() or name in available("model")
+    path = find("model", name if own else matching_model(name) or name)
     return validated(ModelProfile, read_toml(path), path)
+
+
+def matching_model(stated: str) -> str | None:
+    """Returns the name of the model profile that a Hugging Face id, a path or a name stands for; None for no one.
+
+    Compared are whole parts of the path by their letters, digits and dots, without case; where none is the same, those
+    of the base model that an "Instruct" or "Chat" of the same shapes was tuned from.
+    """
+    profiles = {}
+    for name, path in available("model").items():
+        try:
+            profile = validated(ModelProfile, read_toml(path), path)
+        except ProfileError:
+            continue
+        profiles[name] = {_folded(name), _folded(profile.name), _folded(profile.hf_id.rpartition("/")[2])}
+    parts = {_folded(part) for part in re.split(r"[/\\]|--", stated)} - {""}
+    base = {re.sub("instruct|chat", "", part) for part in parts} - {""}
+    return next((name for wanted in (parts, base) for name, own in profiles.items() if wanted & own), None)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.casefold())
 
 
 def document_of(model: BaseModel) -> dict[str, Any]:

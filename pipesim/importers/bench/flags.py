@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pipesim.deployment import KV_CACHE_DTYPES
 from pipesim.importers.bench.record import RefusedError, as_flag, as_number, shown
 
 PLAN_KEYS = {
@@ -21,14 +22,6 @@ COUNT_KEYS = {
     "chunked_prefill_size": ("chunked_prefill_size", "max_num_batched_tokens"),
 }
 SHARE_KEYS = ("mem_fraction_static", "gpu_memory_utilization")
-KV_CACHE_DTYPES = {
-    "auto": "auto",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "fp8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-}
 UNSET = -1
 """An engine's number for "switched off" or "by default"."""
 
