@@ -3,7 +3,7 @@
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -32,7 +32,6 @@ from pipesim.commands.shared import (
 from pipesim.commands.sweep import sweep_command
 from pipesim.errors import InfeasibleDeployment, PipesimError, UsageError
 from pipesim.export import export_trace, parse_window
-from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import Question
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import (
@@ -122,10 +121,12 @@ def predict_command(  # noqa: PLR0913, PLR0917 - each option is a parameter
         events = export_trace(Predictor(prediction.deployment), asked.workload, seed, trace_out, window)
         note(f"wrote {trace_out}: {events:,} events of seed {seed}, to be opened at https://ui.perfetto.dev")
     if as_json:
-        print_json(report.predict_json(prediction) | (launch_json(prediction.deployment) if launch else {}))
+        print_json(report.predict_json(prediction) | (_launch_json(prediction) if launch else {}))
         return
     print(report.predict_text(prediction, asked.defaults))
     if launch:
+        from pipesim.launch.write import launch_text  # noqa: PLC0415 - only this flag needs it
+
         print("", launch_text(prediction.deployment), sep="\n")
 
 
@@ -271,6 +272,12 @@ def _predict(
         else:
             print(report.infeasible_text(asked.plan, refusal.reasons))
         raise typer.Exit(1) from None
+
+
+def _launch_json(prediction: Prediction) -> dict[str, Any]:
+    from pipesim.launch.write import launch_json  # noqa: PLC0415 - only one flag needs it
+
+    return launch_json(prediction.deployment)
 
 
 def _refuse_datasheet(prediction: Prediction) -> None:

@@ -21,7 +21,6 @@ from pipesim.deployment import (
     storage_of_kv_cache,
 )
 from pipesim.errors import PipesimError, UsageError
-from pipesim.launch import DIALECTS
 from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.traces import Trace, read_trace
@@ -30,10 +29,9 @@ from pipesim.workload import LIMITS, Workload
 
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
 DEFAULT_ENGINE: EngineName = "sglang"
-DEFAULT_USERS = 32
-PARTITION_EXAMPLE = "15,15,15,16"
-WAVES = 4
-"""Requests per user where --num-prompts is not given."""
+DEFAULT_USERS, WAVES = 32, 4
+"""Users of a closed loop, and requests of each, where they are not given."""
+PARTITION_VARIABLE, PARTITION_EXAMPLE = "_PP_LAYER_PARTITION", "15,15,15,16"
 
 Model = Annotated[
     str, typer.Option("--model", "--model-path", help="Model: a profile's name or .toml file, or a config.json.")
@@ -356,8 +354,12 @@ def _layers(flag: str | None, engine: EngineName, pp: int) -> tuple[tuple[int, .
 
     The engine's own environment variable counts as it does for the engine's server, which has no such flag.
     """
-    variable = DIALECTS[engine].partition_variable if engine in DIALECTS else ""
-    set_there = os.environ.get(variable, "").strip()
+    variable, set_there = "", ""
+    if any(name.endswith(PARTITION_VARIABLE) for name in os.environ):
+        from pipesim.launch import DIALECTS  # noqa: PLC0415 - few have such a variable set
+
+        variable = DIALECTS[engine].partition_variable if engine in DIALECTS else ""
+        set_there = os.environ.get(variable, "").strip()
     if flag is not None or not set_there or pp == 1:
         return parse_integers("--layer-partition", flag, PARTITION_EXAMPLE), []
     layers = parse_integers(f"environment variable {variable}", set_there, PARTITION_EXAMPLE) or ()

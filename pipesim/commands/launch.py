@@ -2,14 +2,15 @@
 
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipesim.commands.shared import Json, import_app, note, print_json
 from pipesim.errors import UsageError
-from pipesim.launch.read import Imported, distinct, read
-from pipesim.launch.servers import servers
+
+if TYPE_CHECKING:  # other commands do without the readers of launch lines
+    from pipesim.launch.read import Imported
 
 Line = Annotated[
     list[str],
@@ -26,6 +27,9 @@ def import_launch(command: Line, service: Service = None, as_json: Json = False)
 
     Example: pipesim import launch "vllm serve moonshotai/Kimi-K2.6 -tp 4 -pp 2 --max-num-seqs 64"
     """
+    from pipesim.launch.read import distinct, read  # noqa: PLC0415 - only this command needs them
+    from pipesim.launch.servers import servers  # noqa: PLC0415
+
     given = command[0] if len(command) == 1 else shlex.join(command)
     found = distinct([read(server) for server in servers(sys.stdin.read() if given == "-" else given)])
     if service is not None:
@@ -45,7 +49,7 @@ def import_launch(command: Line, service: Service = None, as_json: Json = False)
         print("\n".join(server.predict for server in found))
 
 
-def launch_json(server: Imported) -> dict[str, Any]:
+def launch_json(server: "Imported") -> dict[str, Any]:
     """Returns what `import launch --json` says of one server."""
     return {
         "service": server.service or None,
@@ -57,7 +61,7 @@ def launch_json(server: Imported) -> dict[str, Any]:
     }
 
 
-def _tell(server: Imported, several: bool) -> None:
+def _tell(server: "Imported", several: bool) -> None:
     """Says on stderr what is not in the answer."""
     where = f"{server.service}: " if several and server.service else ""
     if not server.profiled:

@@ -12,7 +12,6 @@ from pipesim.commands.forms import plan_forms
 from pipesim.commands.shared import PICTURES, AnswerFile, Json, check_answer_file, print_json, progress, write_answer
 from pipesim.deployment import SERVERS, EngineName
 from pipesim.errors import UsageError
-from pipesim.launch.write import launch_json, launch_text
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
 from pipesim.planning.question import Job, Objective, Percentile, PlanQuestion, RankBy
 from pipesim.profiles.hardware import HardwareProfile
@@ -74,6 +73,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
 
     Example: pipesim plan --gpus 8 --concurrency 64 --max-tpot 80ms
     """
+    from pipesim.launch.write import launch_json, launch_text  # noqa: PLC0415
     from pipesim.plan_report import plan_json, plan_text  # noqa: PLC0415
     from pipesim.planning.search import search  # noqa: PLC0415 - only this command needs them
 

@@ -26,9 +26,9 @@ FIRST_PLACES = 8
 """Places that only simulated plans may hold."""
 SEEDED_PLACES = 5
 """Places whose plans are run with every seed."""
-MOST_SIMULATIONS, FEWEST_SIMULATIONS = 72, 12
-MOST_PASSAGES = 700_000
-"""Passages of all simulations together: 20 to 50 s on one core, by how many requests wait for KV cache."""
+MOST_SIMULATIONS, FEWEST_SIMULATIONS = 72, 8
+MOST_PASSAGES = 400_000
+"""Passages of all simulations together: 10 to 30 s on one core, by how many requests wait for KV cache."""
 WAVES, WAVES_OF_LONG_ANSWERS = 4, 2
 """Requests per user that are simulated at most, in a closed loop."""
 LONG_ANSWER = 1024
