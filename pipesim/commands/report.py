@@ -5,8 +5,9 @@ from typing import Annotated
 import typer
 
 from pipesim.asking import asks
-from pipesim.commands.shared import Output, check_answer_file, note, progress, write_whole
+from pipesim.commands.shared import Output, check_answer_file, note, progress
 from pipesim.deployment import ParallelPlan
+from pipesim.files import write_whole
 from pipesim.options import Question
 from pipesim.profiles.store import load_hardware, load_model
 

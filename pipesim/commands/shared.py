@@ -1,6 +1,5 @@
 """What every command shares: how an answer is printed, a file written, and progress shown."""
 
-import contextlib
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipesim.errors import UsageError
+from pipesim.files import write_whole
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 TABLES, PICTURES = (".json", ".csv", ".md"), (".png", ".svg", ".pdf")
@@ -33,23 +33,6 @@ def print_json(document: dict[str, Any]) -> None:
 def note(text: str) -> None:
     """Says something beside the answer, on stderr."""
     print(text, file=sys.stderr)
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file in one go: whoever looks sees the old one or the new one, never a half.
-
-    Raises:
-        UsageError: when it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
-        draft.replace(path)
-    except OSError as error:
-        raise UsageError("--output", str(path), f"a file that can be written ({error.strerror})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def check_answer_file(path: Path | None, forms: Collection[str]) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.errors import PipesimError, UsageError
+from pipesim.errors import UsageError
 from pipesim.launch.base import Dialect, Reading, Unsupported, json_object
-from pipesim.launch.common import NCCL_TUNING, NCCL_TUNING_CHANGES, RELEVANT_VARIABLE, last_part
+from pipesim.launch.common import NCCL_TUNING, NCCL_TUNING_CHANGES, RELEVANT_VARIABLE
 from pipesim.launch.servers import Server
 from pipesim.profiles.model import ModelProfile
-from pipesim.profiles.store import available, load_model
+from pipesim.profiles.store import load_model, matching_model
 
 LEFT_OVER = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\]\}|\$\d")
 UNKNOWN = re.compile(r"\$\{?\w+|\$\(|`")
@@ -140,22 +140,8 @@ def matching_profile(given: str) -> tuple[str, ModelProfile] | None:
 
     Whole names are compared, so that a requantised repository (…-FP8, …-NVFP4) is a model of its own.
     """
-    profiles = {}
-    for name in available("model"):
-        try:
-            profiles[name] = load_model(name)
-        except PipesimError:
-            continue
-    for key in (_normal(given), _normal(last_part(given))):
-        for name, profile in profiles.items():
-            known = {name, profile.name, profile.hf_id, last_part(profile.hf_id)}
-            if key in map(_normal, known):
-                return name, profile
-    return None
-
-
-def _normal(name: str) -> str:
-    return name.strip().rstrip("/").lower().replace("_", "-")
+    name = matching_model(given)
+    return None if name is None else (name, load_model(name))
 
 
 def _check(imported: Imported) -> None:
