@@ -18,7 +18,7 @@ from pipesim.cost.placement import busiest_distinct, busiest_surplus
 from pipesim.deployment import Balancer, Deployment, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
-from pipesim.engines.sglang import kv_capacity_tokens
+from pipesim.engines.sglang_memory import kv_capacity_tokens
 from pipesim.errors import InfeasibleDeployment, UsageError
 from pipesim.families import family_of
 from pipesim.measured import RunPlan

@@ -8,14 +8,12 @@ from pipesim.cost.memory import kv_bytes_per_token, model_bytes, rank_memory, we
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES, vllm
 from pipesim.engines.base import settle
-from pipesim.engines.sglang import (
+from pipesim.engines.sglang import layer_partition, max_running_requests, micro_batch_cap
+from pipesim.engines.sglang_memory import (
     captured_sizes,
     kv_capacity_tokens,
     largest_captured,
-    layer_partition,
-    max_running_requests,
     mem_fraction_static,
-    micro_batch_cap,
 )
 from pipesim.families import Section, family_of
 from pipesim.profiles.hardware import HardwareProfile

@@ -1,25 +1,15 @@
-"""vLLM V1: the batch queue, one token budget for prompts and decodes, cadence groups, layer partition, KV rule.
+"""vLLM V1: the batch queue, one token budget for prompts and decodes, cadence groups, layer partition.
 
 Read from vLLM 0.33.0; each function names the file it follows. With asynchronous scheduling a decoding request is
 eligible again exactly `pp` scheduler steps later, so requests form up to P groups by the step that ended their prompt:
 a group is a slot. Without it the same groups form, since a request in flight is skipped until its result is back.
 """
 
-from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
 from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
+from pipesim.engines.vllm_memory import captured_sizes, kv_capacity_tokens, max_num_seqs, token_budget
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
-
-GIB = 2**30
-LARGE_GPU = 70 * GIB
-LARGE_GPU_BUDGET, SMALL_GPU_BUDGET = 8192, 2048
-LARGE_GPU_SEQUENCES, SMALL_GPU_SEQUENCES = 1024, 256
-MOST_CAPTURED = 512
-DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
-WORKSPACE_PER_TOKEN_AND_CHANNEL = 52.0
-"""Bytes of activations and graph pools per budgeted token and hidden channel: Kimi K2.6 on TP8 with 96 GB GPUs, FP8 KV
-and utilization 0.94 leaves 437,264 tokens (rtx6kpro wiki, models/kimi-k26.md): 3.0 GiB at 8,192 tokens of 7,168."""
 
 
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
@@ -28,42 +18,10 @@ def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(base + (stages - 1 - extra <= stage < stages - 1) for stage in range(stages))
 
 
-def token_budget(deployment: Deployment) -> int:
-    """Returns the tokens of one step, `max_num_batched_tokens` (engine/arg_utils.py)."""
-    large = deployment.hardware.gpu.memory >= LARGE_GPU
-    return deployment.engine.chunked_prefill_size or (LARGE_GPU_BUDGET if large else SMALL_GPU_BUDGET)
-
-
-def max_num_seqs(deployment: Deployment) -> int:
-    """Returns the most running requests, over all stages together (engine/arg_utils.py)."""
-    large = deployment.hardware.gpu.memory >= LARGE_GPU
-    return deployment.engine.max_running_requests or (LARGE_GPU_SEQUENCES if large else SMALL_GPU_SEQUENCES)
-
-
 def largest_group(deployment: Deployment) -> int:
     """Returns the most requests that decode in one step: no limit of its own, or an even share (PR 57433)."""
     limit = max_num_seqs(deployment)
     return -(-limit // deployment.plan.pp) if deployment.engine.cap_decodes_per_step else limit
-
-
-def captured_sizes(deployment: Deployment) -> list[int]:
-    """Returns the batch sizes that have a CUDA graph (config/vllm.py): none when eager is enforced."""
-    if not deployment.engine.cuda_graph:
-        return []
-    largest = min(2 * max_num_seqs(deployment), MOST_CAPTURED)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED + 1, 16)]
-    return [size for size in sizes if size <= largest]
-
-
-def kv_capacity_tokens(deployment: Deployment) -> int:
-    """Returns the tokens of the KV cache: the smallest worker's (v1/core/kv_cache_planning.py); 0 or less if none."""
-    utilization = deployment.engine.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
-    usable = deployment.hardware.gpu.memory * utilization
-    workspace = WORKSPACE_PER_TOKEN_AND_CHANNEL * token_budget(deployment) * deployment.model.hidden_size
-    return min(
-        int((usable - workspace - rank_memory(deployment, stage).total) // kv_bytes_per_token(deployment, stage))
-        for stage in range(deployment.plan.pp)
-    )
 
 
 def loop_shape(deployment: Deployment) -> LoopShape:
