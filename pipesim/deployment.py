@@ -192,6 +192,8 @@ class EngineSettings:
     """Probability that a draft token is accepted when those before it were, by position; empty without a draft."""
     version: str | None = None
     """Version of the engine that runs, if known."""
+    language_only: bool = False
+    """SGLang's: the vision tower is left out (`--language-only`)."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -207,6 +209,9 @@ class EngineSettings:
             raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
         if not all(0.0 <= acceptance <= 1.0 for acceptance in self.speculative_acceptance):
             raise UsageError("--speculative-acceptance", self.speculative_acceptance, "numbers from 0 to 1")
+        if self.version is not None and not re.match(r"v?\d+(\.\d+)+", self.version):
+            wanted = "a release such as 0.5.23: defaults of memory, budgets and scheduling are looked up by it"
+            raise UsageError("--engine-version", self.version, wanted)
         self._check_chunking()
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UsageError("--gpu-memory-utilization", self.gpu_memory_utilization, "a number above 0 and at most 1")
@@ -267,6 +272,10 @@ class Deployment:
     engine: EngineSettings
     layers: tuple[int, ...] = field(default=())
     """Layers of each stage; filled in by `engines.deploy`."""
+    memory_share: float | None = None
+    """Share of a GPU's memory that the engine runs with (see `engines.share`); filled in as well."""
+    memory_note: str = ""
+    """Why that is not the engine's own default, where nobody stated it."""
 
     def __post_init__(self) -> None:
         self._check_division()

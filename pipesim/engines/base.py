@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.engines.share import MemoryShare
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
 from pipesim.workload import Batch, DecodeStep, PrefillChunk, Workload
@@ -186,6 +187,8 @@ class Engine:
     """(layers, stages) → layers of each stage."""
     kv_capacity_tokens: Callable[[Deployment], int]
     """Tokens that the KV cache holds; at most 0 when the weights leave no room."""
+    share: MemoryShare
+    """Its flag for the share of memory that it takes."""
     policy: Callable[[Deployment, int], Policy | StagePolicy]
     """(deployment, KV capacity in tokens) → the scheduler of one run."""
     prefill_budget: Callable[[Deployment], int]
@@ -217,9 +220,16 @@ def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
 
 
 def settle(
-    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine
+    model: ModelProfile,
+    hardware: HardwareProfile,
+    plan: ParallelPlan,
+    settings: EngineSettings,
+    engine: Engine,
+    needed_tokens: int = 1,
 ) -> Deployment:
-    """Returns the deployment with the layers of each stage as the engine, or the person, splits them.
+    """Returns the deployment with layers of each stage and the share of memory as the engine, or the person, sets them.
+
+    `needed_tokens` of KV cache are what the engine's own share of memory has to leave, or a larger one is taken.
 
     Raises:
         UsageError, InfeasibleDeployment: see `Deployment`.
@@ -228,4 +238,6 @@ def settle(
         model = model.with_kv_cache(settings.kv_cache_dtype)
     stages = min(plan.pp, model.layers)
     layers = plan.layer_partition or engine.layer_partition(model.layers, stages)
-    return Deployment(model, hardware, plan, settings, layers)
+    return engine.share.settled(
+        Deployment(model, hardware, plan, settings, layers), engine.kv_capacity_tokens, needed_tokens
+    )

@@ -176,6 +176,7 @@ def _joined(chunks: list[PrefillChunk]) -> PrefillChunk:
 ENGINE = Engine(
     layer_partition=sglang.layer_partition,
     kv_capacity_tokens=memory.kv_capacity_tokens,
+    share=memory.SHARE,
     policy=RebatchPolicy,
     prefill_budget=memory.prefill_budget,
     decode_batch=sglang.ENGINE.decode_batch,

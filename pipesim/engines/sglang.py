@@ -10,6 +10,7 @@ from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
 from pipesim.engines.chunk_sizer import ChunkSizer, fitted
 from pipesim.engines.sglang_memory import (
     MAX_PREFILL_TOKENS,
+    SHARE,
     captured_batches,
     chunked_prefill_size,
     kv_capacity_tokens,
@@ -200,6 +201,7 @@ def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Deco
 ENGINE = Engine(
     layer_partition=layer_partition,
     kv_capacity_tokens=kv_capacity_tokens,
+    share=SHARE,
     policy=SglangPolicy,
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,

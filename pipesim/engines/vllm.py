@@ -8,7 +8,7 @@ a group is a slot. Without it the same groups form, since a request in flight is
 from pipesim.deployment import Deployment
 from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
-from pipesim.engines.vllm_memory import captured_sizes, kv_capacity_tokens, max_num_seqs, token_budget
+from pipesim.engines.vllm_memory import SHARE, captured_sizes, kv_capacity_tokens, max_num_seqs, token_budget
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
 
 
@@ -101,6 +101,7 @@ def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Batc
 ENGINE = Engine(
     layer_partition=layer_partition,
     kv_capacity_tokens=kv_capacity_tokens,
+    share=SHARE,
     policy=VllmPolicy,
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
