@@ -10,6 +10,8 @@ from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import GqaAttention, ModelProfile
 
 LARGEST_DEGREE = 4096
+FP8_BLOCK = 128
+"""Rows and columns of weights that share one scale (`weight_block_size` of DeepSeek-V3's FP8)."""
 DEFAULT_SMOOTH_FACTOR = 0.75
 """SGLang srt/environ.py."""
 ASYNC_BY_DEFAULT, ASYNC_UNDER_PP = (0, 14), (0, 22)
@@ -223,6 +225,8 @@ class EngineSettings:
         ):
             if given and self.name != "sglang":
                 raise UsageError(f"{flag} with --engine", self.name, "sglang (the others mix in any case, or cannot)")
+        if self.language_only and self.name == "vllm":
+            raise UsageError("--language-only with --engine", self.name, "sglang, which has such a flag")
         if self.enable_mixed_chunk and self.draft_tokens:
             raise UsageError("--enable-mixed-chunk", True, "no such flag beside a draft, as the engine does,")
         smooth = self.dynamic_chunking_smooth_factor
@@ -322,6 +326,7 @@ class Deployment:
                 raise UsageError("--tp", tp, f"a number that divides the {size} {what} of {model.name}")
         self._check_kv_heads()
         self._check_experts()
+        self._check_blocks()
         if self.plan.pp > model.layers:
             raise UsageError(
                 "--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}"
@@ -352,6 +357,30 @@ class Deployment:
                 f"a number that divides the {model.moe.experts} experts of {model.name} (every rank holds equally "
                 "many; the engine stops at start-up otherwise)",
             )
+
+    def _check_blocks(self) -> None:
+        """Refuses ranks that would cut a block of weights with one scale (SGLang layers/quantization/fp8.py).
+
+        vLLM's rule alike (`validate_fp8_block_shape`). From 0.33 on it splits the scales of experts for kernels that
+        were never measured: refused as well.
+        """
+        model, plan = self.model, self.plan
+        moe, attention = model.moe, model.attention
+        value_dim = attention.head_dim if isinstance(attention, GqaAttention) else attention.v_head_dim
+        for kind, columns, ranks in (
+            ("routed_experts", moe.expert_intermediate if moe else 0, plan.moe_tp),
+            ("shared_expert", moe.shared_columns if moe else 0, plan.tp),
+            ("dense_mlp", model.dense_columns, plan.tp),
+            ("attention", attention.heads * value_dim, plan.attention_tp),
+        ):
+            if getattr(model.precision, kind) == "fp8-block" and (columns // ranks) % FP8_BLOCK:
+                raise UsageError(
+                    "--tp" if kind != "routed_experts" or plan.ep == 1 else f"--tp with --ep {plan.ep}",
+                    plan.tp,
+                    f"a split of the {columns:,} columns of {model.name}'s {kind} into whole FP8 blocks of {FP8_BLOCK} "
+                    f"({columns // ranks} is not divisible by weight quantization block_n = {FP8_BLOCK}: the engine "
+                    f"stops at start-up){'; --ep shares out whole experts' * (kind == 'routed_experts')}",
+                )
 
     def _check_partition(self) -> None:
         stages, model = self.layers, self.model

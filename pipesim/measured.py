@@ -72,6 +72,7 @@ class RunEngine(Frozen):
     dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
+    language_only: bool = False
 
 
 class RunWorkload(Frozen):

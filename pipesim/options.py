@@ -87,11 +87,11 @@ MemFraction = Annotated[
     float | None,
     typer.Option(
         "--mem-fraction-static",
-        help="SGLang's share of free memory for weights and KV cache; not vLLM's --gpu-memory-utilization.",
+        help="SGLang's share of free memory for weights and KV cache (default: SGLang's own where that starts).",
     ),
 ]
 Utilization = Annotated[
-    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory (default: 0.9).")
+    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory (default: its own).")
 ]
 CapDecodes = Annotated[
     bool, typer.Option("--cap-decodes-per-step", help="vLLM's open proposal: even groups of --max-num-seqs / pp.")
@@ -103,6 +103,9 @@ Async = Annotated[
 ]
 MixedChunk = Annotated[
     bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")
+]
+LanguageOnly = Annotated[
+    bool, typer.Option("--language-only", help="SGLang: without the vision tower, and its cut of the memory share.")
 ]
 DynamicChunking = Annotated[
     bool, typer.Option("--enable-dynamic-chunking", help="SGLang: chunks of a long prompt shrink to equal times.")
@@ -166,7 +169,7 @@ class Question:
 
     def deploy(self) -> Deployment:
         """Returns the deployment asked about. Raises PipesimError."""
-        return deploy(load_model(self.model), load_hardware(self.hardware), self.plan, self.settings)
+        return deploy(load_model(self.model), load_hardware(self.hardware), self.plan, self.settings, self.workload)
 
 
 def question(
@@ -200,6 +203,7 @@ def question(
     async_scheduling: Async = None,
     cap_decodes_per_step: CapDecodes = False,
     engine_version: EngineVersion = None,
+    language_only: LanguageOnly = False,
     enable_mixed_chunk: MixedChunk = False,
     enable_dynamic_chunking: DynamicChunking = False,
     dynamic_chunking_smooth_factor: SmoothFactor = DEFAULT_SMOOTH_FACTOR,
@@ -249,6 +253,7 @@ def question(
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         cap_decodes_per_step=cap_decodes_per_step,
+        language_only=language_only,
         enable_mixed_chunk=enable_mixed_chunk,
         enable_dynamic_chunking=enable_dynamic_chunking,
         dynamic_chunking_smooth_factor=dynamic_chunking_smooth_factor,

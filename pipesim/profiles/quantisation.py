@@ -156,7 +156,11 @@ def _skipped(given: Mapping[str, Any]) -> list[str]:
 
 
 def _fp8(given: Mapping[str, Any], file: object) -> Rule:
-    form = "fp8-block" if given.get("weight_block_size") else "fp8"
+    block = given.get("weight_block_size")
+    if block and list(block) != [128, 128]:
+        wanted = "[128, 128], the blocks that the engines' FP8 kernels take (SGLang layers/quantization/fp8_utils.py)"
+        raise ProfileError(file, "quantization_config.weight_block_size", repr(block)[:60], wanted)
+    form = "fp8-block" if block else "fp8"
     spared = _containing([*(given.get("modules_to_not_convert") or ()), *(given.get("ignored_layers") or ())])
 
     def rule(name: str) -> str:
