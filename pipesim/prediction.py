@@ -96,13 +96,13 @@ class Prediction:
         return fmean(load.busy / load.window for load in loads), fmean(load.bubble / load.window for load in loads)
 
 
-def needed_tokens(plan: ParallelPlan, workload: Workload) -> int:
-    """Returns the KV cache [tokens] with which a server can work on a load at all.
+def needed_tokens(plan: ParallelPlan, settings: EngineSettings, workload: Workload) -> int:
+    """Returns the KV cache [tokens] of a server that holds a load: all requests in it at their full length.
 
-    A request of full length for each stage, or each user if they are fewer, and on every rank that attends on its own.
+    At least one for every rank that attends for requests of its own.
     """
-    users = -(-workload.concurrency // plan.replicas)
-    return workload.tokens_per_request * min(users, plan.pp) * plan.attention_dp
+    users = min(workload.concurrency, workload.num_prompts, settings.max_running_requests or workload.num_prompts)
+    return workload.tokens_per_request * max(-(-users // plan.replicas), plan.attention_dp)
 
 
 def deploy(
@@ -121,7 +121,7 @@ def deploy(
     """
     _check_weights(model)
     _check_all_reduce(hardware, plan, settings)
-    needed = needed_tokens(plan, workload) if workload else 1
+    needed = needed_tokens(plan, settings, workload) if workload else 1
     deployment = settle(model, hardware, plan, settings, ENGINES[settings.name], needed)
     capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
     if capacity < 1:

@@ -67,7 +67,6 @@ def deployment_of(run: MeasuredRun) -> Deployment:
         load_hardware(run.hardware),
         ParallelPlan(**run.plan.model_dump()),
         EngineSettings(**run.engine.model_dump()),
-        workload_of(run),
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from pipesim.deployment import Deployment, EngineSettings
@@ -16,9 +17,14 @@ Rules = TypeVar("Rules")
 
 def by_version(table: Sequence[tuple[tuple[int, ...], Rules]], settings: EngineSettings) -> Rules:
     """Returns the rules of the version that runs: the last ones not newer than it; the newest where it is not known."""
-    parts = tuple(int(part) for part in re.findall(r"\d+", settings.version or "")[:3])
+    parts = _numbers(settings.version or "")
     known = [rules for since, rules in table if not parts or since <= parts]
     return known[-1] if known else table[0][1]
+
+
+@lru_cache
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 class MemoryShare(NamedTuple):

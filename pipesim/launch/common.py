@@ -122,7 +122,8 @@ def flag_words(flags: dict[str, Any]) -> list[str]:
 
 def memory_share(deployment: Deployment) -> str:
     """Returns the share of memory that a deployment was settled with, for the flag that sets it."""
-    return f"{ENGINES[deployment.engine.name].share.of(deployment):.4g}"
+    share = ENGINES[deployment.engine.name].share
+    return str(share.stated(deployment.engine) or f"{share.of(deployment):.4g}")
 
 
 def shared_environment(deployment: Deployment, partition_variable: str) -> dict[str, str]:

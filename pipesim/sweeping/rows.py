@@ -64,7 +64,7 @@ class _Worker:
         """Returns the columns of `METRICS`."""
         if point.plan is None or point.settings is None or point.workload is None:
             return _refused(point.refused)
-        needed = needed_tokens(point.plan, point.workload)
+        needed = needed_tokens(point.plan, point.settings, point.workload)
         key = (point.model.name, point.hardware.name, point.plan, point.settings, needed)
         if key not in self._predictors:
             deployment = _deployed(point.model, point.hardware, point.plan, point.settings, point.workload)
