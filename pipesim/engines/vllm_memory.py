@@ -13,21 +13,24 @@ from pipesim.profiles.model import GqaAttention
 
 MIB, GIB = 2**20, 2**30
 MOST_CAPTURED = 512
-DRIVER_RESERVED = 600 * MIB
-"""What `nvidia-smi` counts and CUDA does not: 357 (RTX 4090) to 770 MiB (A100) by PyTorch's out-of-memory messages."""
-BUFFERS, BUFFERS_PER_PEER = 0.5 * GIB, 0.14 * GIB
+DRIVER_RESERVED, DRIVER_RESERVED_SHARE = 300 * MIB, 0.003
+"""What `nvidia-smi` counts and CUDA does not, beside a share of the memory: by PyTorch's out-of-memory messages 357 MiB
+(RTX 4090), 494 (RTX 5090), 510 (H100), 638 (RTX PRO 6000), 729 (B200); ± 150 MiB."""
+BUFFERS, BUFFERS_PER_PEER = 0.6 * GIB, 0.14 * GIB
 """Input buffers, attention and cuBLAS workspaces, kernels' modules; and what NCCL adds per further rank on first use.
 The first is what a stage without sampler left over (vllm#34076), the second what Kimi K2.6 on TP8 did (rtx6kpro wiki,
 models/kimi-k26.md: 437,264 tokens at 0.94): one published row each, ± 0.3 GiB and ± a half."""
-KEPT_BY_ALLOCATOR = 5.9 * GIB
+KEPT_BY_ALLOCATOR = 5.8 * GIB
 """Before 0.6.5 the profile counted what PyTorch's allocator kept, not what was in use: what Llama-3.1-405B-FP8 on TP8
 of 0.5.3 left over (vllm#6746), one published row, ± a third."""
 GRAPH = 1 * MIB
 """Least memory of a captured graph (v1/worker/gpu_model_runner.py `profile_cudagraph_memory`)."""
 SORTED_LOGIT, FILTERED_LOGIT = 38.0, 14.0
 """Bytes per logit at the peak of the sampler's dry run: 16-bit and FP32 logits (6), and sorted values (4), positions
-(8) and what PyTorch's segmented radix sort needs beside them (20); or, where top-k and top-p are a kernel of their own,
-probabilities and noise (8)."""
+(8) and what PyTorch's segmented radix sort needs beside them (20); or, where top-k and top-p are a kernel of their own
+(FlashInfer's, which the images carry since, or Triton's), probabilities and noise (8)."""
+BIN_COUNTS = 4.0 + 1 / 8
+"""Bytes of each request and word that model runner V2 keeps for penalties (v1/worker/gpu/sample/penalties.py)."""
 PREFILL_LENGTHS, GATHERED_LENGTHS, INDEXER_LOGITS = 5, 40, 512 * MIB
 """Sparse attention: model lengths of expanded latent and of gathered indexer keys that are reserved, and the indexer's
 logits (v1/attention/backends/mla/indexer.py, flashmla_sparse.py, `VLLM_SPARSE_INDEXER_MAX_LOGITS_MB`)."""
@@ -56,6 +59,8 @@ class Rules(NamedTuple):
     """Whether NCCL's buffers come out of the share; later they are made before free memory is looked at."""
     graphs_counted: bool = False
     allocator_counted: bool = False
+    state: float = 0.0
+    """Bytes per logit that the sampler keeps on the last stage."""
 
 
 _OLD = (Budgets(inf, 512, 256),)
@@ -65,9 +70,9 @@ VERSIONS = (
     ((0, 5, 3), Rules(0.9, _OLD, allocator_counted=True)),
     ((0, 6, 5), Rules(0.9, (Budgets(inf, 2048, 256),))),
     ((0, 9, 2), Rules(0.9, _TWO)),
-    ((0, 11, 0), Rules(0.9, _TWO, libraries_counted=False)),
+    ((0, 11, 0), Rules(0.9, _TWO, FILTERED_LOGIT, False)),
     ((0, 20, 0), Rules(0.92, _TWO, FILTERED_LOGIT, False, True)),
-    ((0, 33, 0), Rules(0.92, _THREE, FILTERED_LOGIT, False, True)),
+    ((0, 33, 0), Rules(0.92, _THREE, FILTERED_LOGIT, False, True, state=BIN_COUNTS)),
 )
 """Rules by the first version that they were read in (0.6.5 by its release notes); older ones follow the first."""
 
@@ -112,9 +117,20 @@ def profiled_bytes(deployment: Deployment, stage: int) -> float:
     peak = forward_bytes(deployment, tokens)
     if stage < deployment.plan.pp - 1:
         return peak
-    sequences = min(max_num_seqs(deployment), tokens)
-    logit = by_version(VERSIONS, deployment.engine).logit
-    return max(peak, 4.0 * tokens * model.hidden_size + logit * sequences * model.vocab_size)
+    rules, logits = by_version(VERSIONS, deployment.engine), max_num_seqs(deployment) * model.vocab_size
+    sampled = min(max_num_seqs(deployment), tokens) * model.vocab_size
+    return max(peak, 4.0 * tokens * model.hidden_size + rules.logit * sampled) + rules.state * logits
+
+
+def _total(deployment: Deployment) -> float:
+    """Returns the memory of a GPU as CUDA counts it [B]."""
+    return (1.0 - DRIVER_RESERVED_SHARE) * deployment.hardware.gpu.memory - DRIVER_RESERVED
+
+
+def _context(deployment: Deployment) -> float:
+    """Returns what the CUDA context and the libraries take of it [B]."""
+    reserve = deployment.hardware.memory_reserve.context
+    return max(0.0, reserve - deployment.hardware.gpu.memory + _total(deployment))
 
 
 def _fixed_bytes(deployment: Deployment) -> float:
@@ -122,7 +138,7 @@ def _fixed_bytes(deployment: Deployment) -> float:
     rules, plan, attention = by_version(VERSIONS, deployment.engine), deployment.plan, deployment.model.attention
     total = BUFFERS + graph_bytes(deployment) * rules.graphs_counted + KEPT_BY_ALLOCATOR * rules.allocator_counted
     if rules.libraries_counted:
-        total += max(0.0, deployment.hardware.memory_reserve.context - DRIVER_RESERVED)
+        total += _context(deployment)
     else:
         total += BUFFERS_PER_PEER * (plan.tp - 1)
     if not isinstance(attention, GqaAttention) and attention.index_heads:
@@ -133,7 +149,7 @@ def _fixed_bytes(deployment: Deployment) -> float:
 
 def kv_capacity_tokens(deployment: Deployment) -> int:
     """Returns the tokens of the KV cache: the smallest worker's (v1/worker/gpu_worker.py); 0 or less if none."""
-    usable = (deployment.hardware.gpu.memory - DRIVER_RESERVED) * SHARE.of(deployment) - _fixed_bytes(deployment)
+    usable = _total(deployment) * SHARE.of(deployment) - _fixed_bytes(deployment)
 
     def tokens(stage: int) -> int:
         held = rank_memory(deployment, stage)
@@ -150,10 +166,10 @@ def default_utilization(deployment: Deployment) -> float:
 
 def safe_utilization(deployment: Deployment) -> float:
     """Returns the largest share that leaves out CUDA's context, graphs where they are not counted, and `MARGIN`."""
-    rules, total = by_version(VERSIONS, deployment.engine), deployment.hardware.gpu.memory - DRIVER_RESERVED
-    outside = MARGIN + max(0.0, deployment.hardware.memory_reserve.context - DRIVER_RESERVED)
-    outside += 0.0 if rules.graphs_counted else graph_bytes(deployment)
-    return floor(1000 * (1.0 - outside / total)) / 1000
+    outside = MARGIN + _context(deployment)
+    if not by_version(VERSIONS, deployment.engine).graphs_counted:
+        outside += graph_bytes(deployment)
+    return floor(1000 * (1.0 - outside / _total(deployment))) / 1000
 
 
 SHARE = MemoryShare("gpu_memory_utilization", default_utilization, safe_utilization)
