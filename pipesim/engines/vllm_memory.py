@@ -147,16 +147,17 @@ def _fixed_bytes(deployment: Deployment) -> float:
     return total
 
 
-def kv_capacity_tokens(deployment: Deployment) -> int:
-    """Returns the tokens of the KV cache: the smallest worker's (v1/worker/gpu_worker.py); 0 or less if none."""
+def pool_bytes(deployment: Deployment, stage: int) -> float:
+    """Returns what is left for the KV cache on each GPU of a stage [B] (v1/worker/gpu_worker.py)."""
+    held = rank_memory(deployment, stage)
     usable = _total(deployment) * SHARE.of(deployment) - _fixed_bytes(deployment)
+    return usable - held.weights - held.extra_weights - profiled_bytes(deployment, stage)
 
-    def tokens(stage: int) -> int:
-        held = rank_memory(deployment, stage)
-        left = usable - held.weights - held.extra_weights - profiled_bytes(deployment, stage)
-        return int(left // kv_bytes_per_token(deployment, stage))
 
-    return min(map(tokens, range(deployment.plan.pp)))
+def kv_capacity_tokens(deployment: Deployment) -> int:
+    """Returns the tokens of the KV cache: the smallest worker's (v1/core/kv_cache_planning.py); 0 or less if none."""
+    stages = range(deployment.plan.pp)
+    return min(int(pool_bytes(deployment, stage) // kv_bytes_per_token(deployment, stage)) for stage in stages)
 
 
 def default_utilization(deployment: Deployment) -> float:

@@ -228,6 +228,8 @@ class HardwareProfile(Frozen):
     collectives: tuple[CollectiveCurve, ...] = ()
     all_reduce_range: AllReduceRange | None = None
     uncertainty: Uncertainty = Uncertainty()
+    fp8_kv_measured: tuple[str, ...] = ()
+    """Engines whose decode over an FP8 latent was measured on such a box; every class was fitted to 16-bit KV."""
     measured_with: dict[str, str] = Field(default_factory=dict)
     """By engine: the version whose kernels were measured."""
     sources: dict[str, Source]
