@@ -141,7 +141,7 @@ class CostModel:
                 return Cost(seconds, "link", self._basis(links.source))
             case HostWork():
                 host = self.hardware.host
-                return Cost(host_seconds(op, host), "host", self._basis(host.source))
+                return Cost(host_seconds(op, host, self.stack), "host", self._basis(host.source))
 
     def _roofline(self, kernel: str, work: Work) -> Cost:
         efficiency, basis, foreign = self._evidence(kernel)
