@@ -250,8 +250,9 @@ def calibrate(
     nccl_tests: Iterable[Name] | Name = (),
     runs: Iterable[Name] | Name = (),
     dry_run: bool = False,
+    output: Name | None = None,
 ) -> Calibration:
-    """Fits a profile's constants to what was measured on its box, and writes its file in place.
+    """Fits a profile's constants to what was measured on its box, and writes its file in place, or to `output`.
 
     Args:
         hardware: name or .toml file of the profile.
@@ -259,13 +260,16 @@ def calibrate(
         nccl_tests: files with the output of nccl-tests on the box.
         runs: files of measured runs; those of role calibration are used.
         dry_run: whether to write nothing.
+        output: .toml file of a new profile, laid over this one; needed where it has no file of its own, or comes with
+            pipesim.
 
     Raises:
-        UsageError: without any evidence, and for a box without a file of its own.
+        UsageError: without any evidence, without an `output` that is needed, or with one that cannot be written.
         ProfileError: for a file that cannot be used.
     """
     tests, files = (tuple(map(Path, _listed(given))) for given in (nccl_tests, runs))
-    return shown(Calibration, calibrate_profile(fspath(hardware), system, tests, files, dry_run))
+    path = None if output is None else Path(output)
+    return shown(Calibration, calibrate_profile(fspath(hardware), system, tests, files, dry_run, path))
 
 
 def _question(model: Model, hardware: Hardware, flags: Any, searched: tuple[str, ...] = ()) -> Question:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
-from pipesim.engines import ENGINES
+from pipesim.engines import ENGINES, box_of_group
 from pipesim.passes import PricedOp
 from pipesim.prediction import Prediction, Predictor
 from pipesim.sensitivity import other_version
@@ -77,11 +77,11 @@ def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:
 
     The closed form's ratio, applied to the prediction. None where AllReduce does not matter or no range is known.
     """
-    hardware = prediction.deployment.hardware
-    if hardware.all_reduce_range is None or prediction.breakdown["all_reduce"] < NOTEWORTHY_ALL_REDUCE:
+    spread = box_of_group(prediction.deployment).all_reduce_range
+    if spread is None or prediction.breakdown["all_reduce"] < NOTEWORTHY_ALL_REDUCE:
         return None
     base, now = prediction.closed_form.output_tokens_per_s, prediction.mean("output_tokens_per_s")
-    factors = (hardware.all_reduce_range.slowest, hardware.all_reduce_range.fastest)
+    factors = (spread.slowest, spread.fastest)
     slow, fast = (_with_all_reduce(prediction.deployment, prediction.workload, factor) for factor in factors)
     return now * slow.output_tokens_per_s / base, now * fast.output_tokens_per_s / base
 

@@ -14,6 +14,7 @@ from statistics import fmean, pvariance
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
+from pipesim.engines import box_of_group
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.workload import Workload
@@ -120,7 +121,7 @@ class Confidence:
 def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivity, ...]:
     """Returns every group of constants, by the closed form, each moved one log std both ways; largest first."""
     found, used = [], Predictor(deployment).constants(workload)
-    for constant, std in log_stds(deployment.hardware).items():
+    for constant, std in log_stds(box_of_group(deployment)).items():
         if not std or constant not in used:
             continue
         low, high = (_steady(deployment, workload, {constant: math.exp(sign * std)}) for sign in (-1, 1))

@@ -7,7 +7,7 @@ from statistics import fmean, pvariance
 from typing import Literal
 
 from pipesim.deployment import Deployment, EngineSettings
-from pipesim.engines import ENGINES, all_reduce_preference
+from pipesim.engines import ENGINES, all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
 from pipesim.partition import balanced_partition
 from pipesim.passes import StagePrice
@@ -160,7 +160,7 @@ def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettin
         if all_reduce_preference(replace(deployment, engine=replace(settings, allreduce=kind)))
         != all_reduce_preference(deployment)
     ]
-    spread = hardware.all_reduce_range
+    spread = box_of_group(deployment).all_reduce_range
     if tp > 1 and spread:
         for word, factor in (("fastest", spread.fastest), ("slowest", spread.slowest)):
             label = f"AllReduce of the {word} published host of the kind"

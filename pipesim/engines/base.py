@@ -226,6 +226,11 @@ def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
     return ("nccl",) if choice == "nccl" else (choice, "nccl")
 
 
+def box_of_group(deployment: Deployment) -> HardwareProfile:
+    """Returns the box that a tensor-parallel group of a deployment sees: with the AllReduce it may use and no other."""
+    return deployment.hardware.seen_by(deployment.plan.tp, all_reduce_preference(deployment))
+
+
 def settle(
     model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine
 ) -> Deployment:
