@@ -22,7 +22,7 @@ class PromptQueue:
         self._rows_free = rows
         self._waiting: deque[Request] = deque()
         self._chunked: Request | None = None
-        self._in_server = 0
+        self._in_server = self._let_in = 0
 
     @property
     def idle(self) -> bool:
@@ -40,6 +40,10 @@ class PromptQueue:
     def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Returns whether the engine lets a waiting request in, `taken` KV tokens being promised in this launch."""
         raise NotImplementedError
+
+    def promised(self, request: Request) -> int:
+        """Returns the KV tokens that a request taken into a launch withholds from those behind it."""
+        return 0
 
     def take_prompts(self, slot: int, budget: int, places: int) -> Prompts | None:
         """Fills a launch with prompt tokens; one that does not fit is cut and goes on in the next turn."""
@@ -59,7 +63,7 @@ class PromptQueue:
             tokens, budget, requests = tokens + taken, budget - taken, requests + 1
             request.prefilled += taken
             self.kv_free -= taken
-            promised += request.output_len - request.recomputed
+            promised += self.promised(request)
             self._chunked = request if request.prefilled < request.prompt_len else None
             if self._chunked is None:
                 request.slot = slot
@@ -76,6 +80,7 @@ class PromptQueue:
         if not self.admits(request, slot, promised):
             return None
         self._waiting.popleft()
+        request.turn, self._let_in = self._let_in, self._let_in + 1
         self.kv_free -= request.context_len
         self._rows_free -= 1
         return request
