@@ -20,6 +20,8 @@ class PromptQueue:
         self.kv_free: float = kv_capacity
         self._settings = settings
         self._rows_free = rows
+        self._budget_left = 0
+        """Prompt tokens that the launch being filled still takes."""
         self._waiting: deque[Request] = deque()
         self._chunked: Request | None = None
         self._in_server = self._let_in = 0
@@ -51,6 +53,7 @@ class PromptQueue:
         tokens = attended = requests = context = 0
         promised = 0.0
         while budget > 0:
+            self._budget_left = budget
             request = self._chunked or self._admit(slot, places - requests, promised)
             if request is None:
                 break

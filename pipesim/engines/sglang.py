@@ -29,6 +29,10 @@ RESERVES_FIXED_LENGTHS = (0, 5, 22)
 """First version that reckons with all of the output of a running request that ignores its end of sequence
 (managers/schedule_policy.py `_get_running_request_total_token_offset`; absent from 0.5.21)."""
 
+CHUNK_KEEPS_ITS_ROW = (0, 5, 23)
+"""First version in which a prompt in progress is not counted once more against the free rows of requests
+(managers/scheduler.py `get_num_allocatable_reqs`; 0.5.10.post1 to 0.5.22 count it)."""
+
 
 class MemoryClass(NamedTuple):
     """Defaults for GPUs of less than some memory (srt/server_args.py `_handle_gpu_memory_settings`)."""
@@ -208,6 +212,7 @@ class SglangPolicy(SlotScheduler):
         self._first_ratio = first_new_token_ratio(deployment)
         self._new_token_ratio = self._first_ratio
         self._fixed_lengths = not deployment.engine.version_before(RESERVES_FIXED_LENGTHS)
+        self._chunk_takes_a_row = deployment.engine.version_before(CHUNK_KEEPS_ITS_ROW)
         self._reserves_all = self._natural_ends = False
         self._turns_without_prefill = 0
         self._prefill_budget = prefill_budget(deployment)
@@ -261,7 +266,9 @@ class SglangPolicy(SlotScheduler):
         if self._settings.enable_mixed_chunk:
             budget, kept = budget - state.running, state.running * state.tokens_per_step
         self.kv_free -= kept
-        prompts = self.take_prompts(slot, budget, self._cap - state.running)
+        places = self._cap - state.running
+        places = min(places, self._rows_free) if self._chunk_takes_a_row else places
+        prompts = self.take_prompts(slot, budget, places)
         self.kv_free += kept
         return prompts
 
@@ -308,8 +315,9 @@ class SglangPolicy(SlotScheduler):
             decay = (self._first_ratio - least) / DECAY_STEPS
             self._new_token_ratio = max(self._new_token_ratio - decay, least)
             return
-        given = sum(state.given(request) + RETRACT_STEPS for request in state.unfinished())
-        asked = sum(request.allowed for request in state.unfinished())
+        left = list(state.unfinished(state.launched))
+        given = sum(state.given(request) + RETRACT_STEPS for request in left)
+        asked = sum(request.allowed for request in left)
         self._new_token_ratio = min(1.0, given / (asked + 1))
 
 

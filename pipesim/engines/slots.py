@@ -84,15 +84,15 @@ class Slot:
         request.recomputed = min(request.output_len - 1, request.recomputed + 1 + int(given * self.tokens_per_step))
         request.prefilled, request.slot, request.first_step, request.in_prefill = 0, -1, -1, True
 
-    def unfinished(self) -> Iterator[Request]:
-        """Yields the running requests with steps still to launch."""
+    def unfinished(self, first: int) -> Iterator[Request]:
+        """Yields the running requests whose last step is no earlier than some step."""
         for step, requests in self.ending.items():
-            if step >= self.launched:
+            if step >= first:
                 yield from requests
 
     def decoding(self) -> Iterator[Request]:
-        """Yields those of them with a token out."""
-        return (request for request in self.unfinished() if not request.in_prefill)
+        """Yields the requests with steps still to launch and a token out."""
+        return (request for request in self.unfinished(self.launched) if not request.in_prefill)
 
     def given(self, request: Request) -> int:
         """Returns the tokens that a running request has been given."""
@@ -107,8 +107,8 @@ class Slot:
         their last step rather than one by one.
         """
         if one_by_one or self.tokens_per_step != 1:
-            return sum(min(most, request.allowed - self.given(request)) for request in self.unfinished())
-        first, done = self.launched, self.completed - 1
+            return sum(min(most, request.allowed - self.given(request)) for request in self.unfinished(self.completed))
+        first, done = self.completed, self.completed - 1
         total = sum(len(ending) * min(most, step - done) for step, ending in self.ending.items() if step >= first)
         for joined, requests in self.joining.items():  # those without a decode result: some are still in prefill
             for request in requests:

@@ -146,7 +146,7 @@ class VllmPolicy(SlotScheduler):
 
     def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Room for its prompt, of the whole of it by version (v1/core/kv_cache_manager.py `allocate_slots`)."""
-        prompt = request.prompt_len if self._whole_prompts else min(request.prompt_len, self._budget)
+        prompt = request.prompt_len if self._whole_prompts else min(request.prompt_len, self._budget_left)
         return request.context_len + prompt <= self.kv_free
 
     def victim(self, state: Slot) -> Request | None:
