@@ -9,7 +9,7 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from pipesim.deployment import EngineSettings, ParallelPlan
-from pipesim.engines import ENGINES, MicroBatch, Request
+from pipesim.engines import ENGINES, MicroBatch, Request, sglang, vllm
 from pipesim.engines.base import Policy
 from pipesim.engines.slots import SlotScheduler
 from pipesim.engines.vllm import VllmPolicy
@@ -18,6 +18,7 @@ from pipesim.launch.read import read
 from pipesim.launch.servers import servers
 from pipesim.metrics import summarise
 from pipesim.prediction import deploy
+from pipesim.profiles.store import load_hardware
 from pipesim.workload import Workload
 from tests.conftest import BOX, KIMI, RunCli, predictor
 from tests.reference_schedulers import Asked, Full, Sglang, Turn, Vllm
@@ -294,3 +295,25 @@ def test_levers_go_through_a_launch_line_and_the_answer(run_cli: RunCli) -> None
 def test_a_lever_that_the_engine_does_not_have_is_refused(flags: dict[str, object], named: str) -> None:
     with pytest.raises(UsageError, match=named.replace(".", r"\.")):
         deploy(KIMI, BOX, ParallelPlan(2, 4), EngineSettings(**flags))  # type: ignore[arg-type]
+
+
+def test_with_a_draft_sglang_captures_small_batches_one_by_one() -> None:
+    deployment = deploy(KIMI, BOX, ParallelPlan(8, 1), EngineSettings(speculative_acceptance=(0.5, 0.5)))
+    assert sglang.captured_batches(deployment)[:14] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "drafts", "version", "largest"),
+    [
+        ("h200-sxm-x8", 0, None, 512),
+        ("b200-sxm-x8", 0, None, 1024),
+        ("b200-sxm-x8", 0, "0.22.0", 512),
+        ("h200-sxm-x8", 1, None, 256),
+        ("h200-sxm-x8", 3, None, 128),
+    ],
+)
+def test_vllm_captures_decode_steps_up_to_a_number_of_tokens(
+    gpu: str, drafts: int, version: str | None, largest: int
+) -> None:
+    flags = EngineSettings("vllm", max_running_requests=1024, speculative_acceptance=(0.5,) * drafts, version=version)
+    assert vllm.captured_sizes(deploy(KIMI, load_hardware(gpu), ParallelPlan(8, 1), flags))[-1] == largest

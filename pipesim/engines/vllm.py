@@ -15,7 +15,9 @@ GIB = 2**30
 LARGE_GPU = 70 * GIB
 LARGE_GPU_BUDGET, SMALL_GPU_BUDGET = 8192, 2048
 LARGE_GPU_SEQUENCES, SMALL_GPU_SEQUENCES = 1024, 256
-MOST_CAPTURED = 512
+MOST_CAPTURED, CAPTURES_MORE = 512, (0, 29)
+"""Tokens of the largest step that has a CUDA graph, and the first version known to capture twice that on data centre
+Blackwell (config/vllm.py; 0.22.0 does not)."""
 ADMITS_WHOLE_PROMPTS = (0, 19)
 """First version that lets a request in only where its whole prompt fits (config/scheduler.py
 `scheduler_reserve_full_isl`; absent from 0.18.0)."""
@@ -49,13 +51,24 @@ def largest_group(deployment: Deployment) -> int:
     return -(-limit // deployment.plan.pp) if deployment.engine.cap_decodes_per_step else limit
 
 
+def largest_captured(deployment: Deployment) -> int:
+    """Returns the most tokens of a step that has a CUDA graph (config/vllm.py), 0 when eager is enforced."""
+    engine = deployment.engine
+    if not engine.cuda_graph:
+        return 0
+    blackwell = deployment.hardware.gpu.architecture == "sm_100" and not engine.version_before(CAPTURES_MORE)
+    most = 2 * MOST_CAPTURED if blackwell else MOST_CAPTURED
+    return min(2 * max_num_seqs(deployment) * (engine.draft_tokens + 1), most, token_budget(deployment))
+
+
 def captured_sizes(deployment: Deployment) -> list[int]:
-    """Returns the batch sizes that have a CUDA graph (config/vllm.py): none when eager is enforced."""
-    if not deployment.engine.cuda_graph:
-        return []
-    largest = min(2 * max_num_seqs(deployment), MOST_CAPTURED)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED + 1, 16)]
-    return [size for size in sizes if size <= largest]
+    """Returns the decode batch sizes [requests] that have a CUDA graph (config/vllm.py `_set_cudagraph_sizes`).
+
+    The limit is on tokens: with a draft every request brings several, and a larger batch runs kernel by kernel.
+    """
+    largest = largest_captured(deployment) // (deployment.engine.draft_tokens + 1)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 2 * MOST_CAPTURED + 1, 16), max_num_seqs(deployment)]
+    return sorted({size for size in sizes if size <= largest})
 
 
 def kv_capacity_tokens(deployment: Deployment) -> int:
@@ -108,7 +121,7 @@ class VllmPolicy(SlotScheduler):
         self._executed, self._last_prefill = 0, -deployment.engine.prefill_schedule_interval
         self._left_waiting = False
         self._largest_group = largest_group(deployment)
-        self._captured = captured_sizes(deployment)
+        self._captured, self._largest_captured = captured_sizes(deployment), largest_captured(deployment)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the next step of a group (v1/core/sched/scheduler.py `schedule`)."""
@@ -162,7 +175,7 @@ class VllmPolicy(SlotScheduler):
     def _mixed(self, decode: DecodeStep, chunk: PrefillChunk) -> MixedStep:
         """Both in one launch; between the attention calls it is replayed piecewise up to the largest captured size."""
         tokens = decode.routed_tokens + chunk.tokens
-        return MixedStep(decode, chunk, captured=bool(self._captured) and tokens <= self._captured[-1])
+        return MixedStep(decode, chunk, captured=tokens <= self._largest_captured)
 
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Batch:
