@@ -56,6 +56,7 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
         **deployment.plan.further_kinds,
         "layer_partition": list(deployment.layers),
         "cuda_graph": deployment.engine.cuda_graph,
+        "engine_flags": deployment.engine.stated,
     }
 
 

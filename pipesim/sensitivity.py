@@ -76,7 +76,9 @@ def log_stds(hardware: HardwareProfile, stack: str = "") -> dict[str, float]:
     if hardware.all_reduce_range:
         width = math.log(hardware.all_reduce_range.slowest / hardware.all_reduce_range.fastest)
         stds["all_reduce"] = max(stds["all_reduce"], width / (2 * Z))
+    front_end = hardware.host.front_end.get(stack)
     return stds | {
+        "front_end": front_end.log_std if front_end else 0.0,
         "launch": unsure.launch,
         "scheduler": unsure.scheduler,
         "small_kernel": unsure.small_kernel,
@@ -135,7 +137,7 @@ def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivi
         low, high = (_steady(deployment, workload, scale) for scale in scales)
         throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, by)
         step, prefill = (
-            _slope(getattr(low, name), getattr(high, name), by) for name in ("step_time_s", "prefill_time_s")
+            _slope(getattr(low, name), getattr(high, name), by) for name in ("step_time_s", "first_token_s")
         )
         found.append(Sensitivity(constant, std, throughput, step, prefill))
     return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))

@@ -20,10 +20,12 @@ class Request:
     output_len: int
     context_len: int
     arrival: int
-    max_new_tokens: int = 0
-    """Most tokens that its client allows; 0 for its output."""
     ignore_eos: bool = True
-    """Whether its client has fixed the length of its answer."""
+    """Whether it is told to go on to the most tokens allowed, as benchmarks do."""
+    max_new_tokens: int = 0
+    """Most output tokens that its client allows; 0 for its `output_len`."""
+    turn: int = -1
+    """How many requests had been let in before it, when it last was."""
     recomputed: int = 0
     """Tokens handed out before it was put back into the queue: they are prefilled again with its prompt."""
     prefilled: int = 0
@@ -39,6 +41,11 @@ class Request:
     """The slot's decode step that produced this request's second token."""
     first_token: int = -1
     last_token: int = -1
+
+    @property
+    def allowed(self) -> int:
+        """Most output tokens, as the engine knows them: it learns `output_len` only when the request ends."""
+        return max(self.max_new_tokens, self.output_len)
 
     @property
     def prompt_len(self) -> int:

@@ -178,7 +178,8 @@ class _Run:
         index = self._launches.add(price, slot, batch.requests, micro_batch.decode_step >= 0)
         passage = Passage(index, batch, price)
         if self._policy.loop.tokens_stay_on_gpu:
-            passage.after, self._last_in_slot[slot] = self._last_in_slot[slot], passage
+            before, self._last_in_slot[slot] = self._last_in_slot[slot], passage
+            passage.after = before if micro_batch.decode_step >= 0 else None  # prompts need nobody's tokens
         return _Launched(passage, micro_batch)
 
     def _launch(self, launched: _Launched, now: int) -> int:
