@@ -103,7 +103,7 @@ def predict(
     """
     _check_count("--seeds", seeds)
     asked = _question(model, hardware, flags)
-    deployment = deploy(_model(model), _hardware(hardware), asked.plan, asked.settings)
+    deployment = deploy(_model(model), _hardware(hardware), asked.plan, asked.settings, asked.workload)
     found = Predictor(deployment).predict(asked.workload, seeds, detail, seed)
     return shown(Prediction, found, assumed=asked.defaults)
 

@@ -76,6 +76,7 @@ class RunEngine(Frozen):
     schedule_conservativeness: float = 1.0
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
+    language_only: bool = False
 
 
 class RunWorkload(Frozen):

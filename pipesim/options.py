@@ -144,7 +144,7 @@ class Question:
 
     def deploy(self) -> Deployment:
         """Returns the deployment asked about. Raises PipesimError."""
-        return deploy(load_model(self.model), load_hardware(self.hardware), self.plan, self.settings)
+        return deploy(load_model(self.model), load_hardware(self.hardware), self.plan, self.settings, self.workload)
 
 
 def question(
@@ -181,6 +181,7 @@ def question(
     async_scheduling: engine_flags.Async = None,
     cap_decodes_per_step: engine_flags.CapDecodes = False,
     engine_version: engine_flags.EngineVersion = None,
+    language_only: engine_flags.LanguageOnly = False,
     enable_mixed_chunk: engine_flags.MixedChunk = False,
     enable_dynamic_chunking: engine_flags.DynamicChunking = False,
     dynamic_chunking_smooth_factor: engine_flags.SmoothFactor = DEFAULT_SMOOTH_FACTOR,
@@ -237,6 +238,7 @@ def question(
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         cap_decodes_per_step=cap_decodes_per_step,
+        language_only=language_only,
         enable_mixed_chunk=enable_mixed_chunk,
         enable_dynamic_chunking=enable_dynamic_chunking,
         dynamic_chunking_smooth_factor=dynamic_chunking_smooth_factor,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.engines import ENGINES
 from pipesim.planning.question import SECONDS_PER_HOUR, Job
 from pipesim.planning.search import Plan, PlanSearch
 from pipesim.planning.space import Rejection, smallest_box
@@ -165,6 +166,8 @@ def arguments(plan: Plan) -> list[str]:
     deployment, split, engine = plan.deployment, plan.deployment.plan, plan.deployment.engine
     flags = ["--hardware", deployment.hardware.name, "--engine", engine.name]
     flags += ["--tp", str(split.tp), "--pp", str(split.pp), *_split_flags(split)]
+    share = ENGINES[engine.name].share
+    flags += [share.flag, f"{share.of(deployment):.4g}"] if deployment.memory_note else []
     return flags + setting_flags(engine, split)
 
 

@@ -99,8 +99,23 @@ class Prediction:
         return fmean(load.busy / load.window for load in loads), fmean(load.bubble / load.window for load in loads)
 
 
-def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings) -> Deployment:
-    """Returns a deployment that the box can hold.
+def needed_tokens(plan: ParallelPlan, settings: EngineSettings, workload: Workload) -> int:
+    """Returns the KV cache [tokens] of a server that holds a load: all requests in it at their full length.
+
+    At least one for every rank that attends for requests of its own.
+    """
+    users = min(workload.concurrency, workload.num_prompts, settings.max_running_requests or workload.num_prompts)
+    return workload.tokens_per_request * max(-(-users // plan.replicas), plan.attention_dp)
+
+
+def deploy(
+    model: ModelProfile,
+    hardware: HardwareProfile,
+    plan: ParallelPlan,
+    settings: EngineSettings,
+    workload: Workload | None = None,
+) -> Deployment:
+    """Returns a deployment that the box can hold, with a share of memory that can work on the load where one is given.
 
     Raises:
         ProfileError: when the model's shapes do not add up to its published weights.
@@ -109,7 +124,8 @@ def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, s
     """
     _check_weights(model)
     _check_all_reduce(hardware, plan, settings)
-    deployment = settle(model, hardware, plan, settings, ENGINES[settings.name])
+    needed = needed_tokens(plan, settings, workload) if workload else 1
+    deployment = settle(model, hardware, plan, settings, ENGINES[settings.name], needed)
     capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
     if capacity < 1:
         raise InfeasibleDeployment([shortage(deployment), _what_fits(deployment)])
@@ -149,8 +165,16 @@ def shortage(deployment: Deployment) -> str:
     return (
         f"GPU {deployment.plan.stage_gpus(fullest)[0]} (stage {fullest}) lacks {missing / GIB:.1f} GiB: it would hold "
         f"{rank.weights / GIB:.1f} GiB of weights and {(rank.total - rank.weights) / GIB:.1f} GiB of vision tower, "
-        f"copies and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations."
+        f"copies and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations"
+        f" ({engine.share.flag} {engine.share.of(deployment):.4g}{_origin(deployment)})."
     )
+
+
+def _origin(deployment: Deployment) -> str:
+    """Says where the share of memory comes from."""
+    if ENGINES[deployment.engine.name].share.stated(deployment.engine) is not None:
+        return " as stated"
+    return ", the largest that is safe" if deployment.memory_note else ", its own default"
 
 
 def _what_fits(deployment: Deployment) -> str:

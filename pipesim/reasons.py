@@ -109,7 +109,7 @@ def _with_all_reduce(deployment: Deployment, workload: Workload, factor: float) 
 
 def notes(prediction: Prediction) -> list[str]:
     """Returns what a reader of the numbers has to know."""
-    found = []
+    found = [note] if (note := prediction.deployment.memory_note) else []
     longest, model = prediction.workload.tokens_per_request, prediction.deployment.model
     if longest > model.max_positions:
         found.append(

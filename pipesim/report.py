@@ -57,6 +57,7 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
         "layer_partition": list(deployment.layers),
         "cuda_graph": deployment.engine.cuda_graph,
         "engine_flags": deployment.engine.stated,
+        "memory_share": deployment.memory_share,
     }
 
 

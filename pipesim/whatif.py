@@ -122,14 +122,14 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
     own = replace(plan, layer_partition=deployment.layers)
     for label, changed, box in candidates:
         try:
-            yield label, deploy(deployment.model, box, own, changed)
+            yield label, deploy(deployment.model, box, own, changed, workload)
         except PipesimError:
             continue
     partition = balanced_partition(Predictor(deployment), workload)
     if partition != deployment.layers:
         text = ",".join(map(str, partition))
         moved = replace(plan, layer_partition=partition)
-        yield f"layers split {text} (--layer-partition)", deploy(deployment.model, hardware, moved, settings)
+        yield f"layers split {text} (--layer-partition)", deploy(deployment.model, hardware, moved, settings, workload)
 
 
 def _pipeline_switches(deployment: Deployment, workload: Workload) -> list[tuple[str, EngineSettings, HardwareProfile]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.engines.share import MemoryShare
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
@@ -203,6 +204,8 @@ class Engine:
     """(layers, stages) → layers of each stage."""
     kv_capacity_tokens: Callable[[Deployment], int]
     """Tokens that the KV cache holds; at most 0 when the weights leave no room."""
+    share: MemoryShare
+    """Its flag for the share of memory that it takes."""
     policy: Callable[[Deployment, int], Policy | StagePolicy]
     """(deployment, KV capacity in tokens) → the scheduler of one run."""
     prefill_budget: Callable[[Deployment], int]
@@ -239,9 +242,16 @@ def box_of_group(deployment: Deployment) -> HardwareProfile:
 
 
 def settle(
-    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine
+    model: ModelProfile,
+    hardware: HardwareProfile,
+    plan: ParallelPlan,
+    settings: EngineSettings,
+    engine: Engine,
+    needed_tokens: int = 1,
 ) -> Deployment:
-    """Returns the deployment with the layers of each stage as the engine, or the person, splits them.
+    """Returns the deployment with layers of each stage and the share of memory as the engine, or the person, sets them.
+
+    `needed_tokens` of KV cache are what the engine's own share of memory has to leave, or a larger one is taken.
 
     Raises:
         UsageError, InfeasibleDeployment: see `Deployment`.
@@ -250,4 +260,6 @@ def settle(
         model = model.with_kv_cache(settings.kv_cache_dtype)
     stages = min(plan.pp, model.layers)
     layers = plan.layer_partition or engine.layer_partition(model.layers, stages)
-    return Deployment(model, hardware, plan, settings, layers)
+    return engine.share.settled(
+        Deployment(model, hardware, plan, settings, layers), engine.kv_capacity_tokens, needed_tokens
+    )

@@ -90,7 +90,7 @@ def study(  # noqa: PLR0913 - what a question consists of
     for candidate in _candidates(model, hardware, settings, plan):
         progress(str(candidate))
         try:
-            predictor = Predictor(deploy(model, hardware, candidate, settings))
+            predictor = Predictor(deploy(model, hardware, candidate, settings, workload))
             found.append(predictor.predict(workload, seeds, first_seed=first_seed))
         except PipesimError as error:
             if candidate == plan:
