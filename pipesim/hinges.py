@@ -51,9 +51,9 @@ def _hinges(prediction: Prediction, load: Workload) -> Hinges:
     asked = beside(prediction, load=load, seeds=1).mean(RATE)
     scale = prediction.mean(RATE) / asked
     lengths = {"equal lengths": 0.0, f"lengths ±{RAGGED:.0%}": RAGGED}
-    loads = {name: replace(load, random_range_ratio=ratio) for name, ratio in lengths.items()}
+    loads = {name: replace(load, random_range_ratio=ratio, log_spread=0.0) for name, ratio in lengths.items()}
     equal, ragged = (beside(prediction, load=changed, seeds=1).mean(RATE) * scale for changed in loads.values())
-    gaps = {run.workload.spacing_s: run.mean(RATE) * scale for run in over_gaps(prediction)}
+    gaps = {gap: run.mean(RATE) * scale for run in over_gaps(prediction) if (gap := run.workload.spacing_s) in GAPS_S}
     loads[f"users {GAPS_S[-1] * 1e3:g} ms apart"] = replace(load, spacing_s=GAPS_S[-1])
     return Hinges(equal, ragged, gaps, _best_splits(prediction, load, loads), load.num_prompts)
 

@@ -320,7 +320,7 @@ class Predictor:
         users, prompts = per_replica(self.deployment.plan, workload)
         even = micro_batches == 1 or self.engine.most_in_slot(self.deployment, self.kv_capacity_tokens) == requests
         whole = workload.concurrency % self.deployment.plan.replicas == 0 and prompts % users == 0
-        alike = workload.closed_loop and not workload.random_range_ratio
+        alike = workload.closed_loop and not (workload.random_range_ratio or workload.log_spread or workload.steady)
         return alike and whole and even and users == micro_batches * requests
 
     def predict(

@@ -13,7 +13,7 @@ from typing import TypeVar
 from pipesim.deployment import Deployment
 from pipesim.passes import PassPricer
 from pipesim.prediction import Prediction, Predictor, pricer_of
-from pipesim.workload import Workload
+from pipesim.workload import BURST_SPACING_S, FEWEST_STEADY_WAVES, Workload
 
 Found = TypeVar("Found")
 WAVES = 2
@@ -101,8 +101,8 @@ def short(load: Workload) -> Workload:
     """Returns a closed loop cut to a few requests per user, as comparisons are simulated; other loads as they are."""
     if not load.closed_loop:
         return load
-    requests = min(load.num_prompts, WAVES * load.concurrency + load.warm_up)
-    return replace(load, num_prompts=requests)
+    waves = max(WAVES, FEWEST_STEADY_WAVES) if load.steady else WAVES
+    return replace(load, num_prompts=min(load.num_prompts, waves * load.concurrency + load.warm_up))
 
 
 def over_gaps(prediction: Prediction, deployment: Deployment | None = None) -> Sequence[Prediction]:
@@ -113,7 +113,8 @@ def over_gaps(prediction: Prediction, deployment: Deployment | None = None) -> S
     load = short(prediction.workload)
     if not load.closed_loop or load.concurrency == 1:
         return ()
-    gaps = dict.fromkeys((load.spacing_s, *GAPS_S))
+    asked = BURST_SPACING_S if load.spacing_s is None and not load.steady else load.spacing_s
+    gaps = dict.fromkeys((asked, *GAPS_S))
     return [beside(prediction, deployment, replace(load, spacing_s=gap), 1) for gap in gaps]
 
 
@@ -126,7 +127,7 @@ def arrival_variance(prediction: Prediction, metric: str) -> float:
     return gap_variance({run.workload.spacing_s: math.log(value) for run, value in zip(runs, values, strict=True)})
 
 
-def gap_variance(by_gap: Mapping[float, float]) -> float:
+def gap_variance(by_gap: Mapping[float | None, float]) -> float:
     """Returns the mean square of what a value by gap [s] is away from its first, each gap as likely as it is."""
     asked = next(iter(by_gap.values()))
     weights = {gap: math.exp(-((math.log(gap / LIKELIEST_GAP_S) / GAP_LOG_STD) ** 2) / 2) for gap in GAPS_S}

@@ -30,8 +30,8 @@ SEEDED_PLACES = 5
 MOST_SIMULATIONS, FEWEST_SIMULATIONS = 72, 8
 MOST_PASSAGES = 400_000
 """Passages of all simulations together: 10 to 30 s on one core, by how many requests wait for KV cache."""
-WAVES, WAVES_OF_LONG_ANSWERS = 4, 2
-"""Requests per user that are simulated at most, in a closed loop."""
+WAVES, WAVES_OF_LONG_ANSWERS = 6, 3
+"""Requests per user that are simulated at most, in a closed loop: as many as a prediction has if none are given."""
 LONG_ANSWER = 1024
 """Output tokens from which a request counts as long: its ramp and its tail weigh little."""
 Show = Callable[[str], None]
