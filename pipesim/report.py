@@ -3,13 +3,16 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.hinges import hinges
 from pipesim.metrics import Latency
+from pipesim.overload import Overload, overload
 from pipesim.prediction import GIB, Prediction
-from pipesim.reasons import NAMES, binding_limit, notes
+from pipesim.reasons import NAMES, binding_limit, hinge_words, notes, overload_words
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
 from pipesim.workload import Workload
 
@@ -31,7 +34,10 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
         "workload": workload_json(prediction.workload) | {"seeds": len(prediction.runs)},
         "metrics": metrics_json(prediction),
         "interval": {name: list(confidence.interval(name)) for name in HEADLINES} | {"level": LEVEL},
+        "overload": overload_json(overload(prediction)),
+        "hangs_on": asdict(found) if (found := hinges(prediction)) else None,
         "closed_form": closed_form_json(prediction.closed_form),
+        "closed_form_holds": prediction.closed_form_holds,
         "breakdown": prediction.breakdown,
         "binding_limit": binding_limit(prediction),
         "notes": notes(prediction),
@@ -61,10 +67,15 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
     }
 
 
+def overload_json(found: Overload | None) -> dict[str, Any] | None:
+    """Returns what an open loop offers beyond what is carried; None where it carries all."""
+    return None if found is None else asdict(found) | {"queue_growth_per_s": found.queue_growth_per_s}
+
+
 def workload_json(workload: Workload) -> dict[str, Any]:
     """Returns the load, as every answer names it."""
     return {
-        "concurrency": workload.concurrency,
+        "concurrency": workload.concurrency if workload.closed_loop else None,
         "input_len": workload.input_len,
         "output_len": workload.output_len,
         "num_prompts": workload.num_prompts,
@@ -136,18 +147,17 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     """Returns the screen that `predict` prints."""
     confidence = Confidence(prediction)
     low, high = confidence.interval("output_tokens_per_s")
-    steady = prediction.closed_form
     output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
     requests = prediction.mean("request_throughput_per_s")
-    slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}"
     lines = [
         *_heading(prediction, defaults),
         "",
+        *_overload_lines(prediction),
         f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {requests:.2f} req/s",
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
         *_over_seeds(prediction.over_seeds("output_tokens_per_s")),
-        f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
-        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+        *_closed_form_lines(prediction),
+        *_hinge_lines(prediction),
         "",
         *_latencies(prediction, confidence),
         "",
@@ -169,6 +179,30 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         _basis(prediction.basis),
     ]
     return "\n".join(lines)
+
+
+def _overload_lines(prediction: Prediction) -> list[str]:
+    words = overload_words(overload(prediction))
+    return [*textwrap.wrap(words, WIDTH), ""] if words else []
+
+
+def _closed_form_lines(prediction: Prediction) -> list[str]:
+    """Returns the closed form where its assumptions hold, nothing elsewhere."""
+    if not prediction.closed_form_holds:
+        return []
+    steady = prediction.closed_form
+    many = steady.micro_batches > 1
+    slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}" if many else "one micro-batch"
+    return [
+        f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s with {slots};",
+        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+    ]
+
+
+def _hinge_lines(prediction: Prediction) -> list[str]:
+    indent = " " * 13
+    words = [line for text in hinge_words(hinges(prediction)) for line in textwrap.wrap(text, WIDTH - len(indent))]
+    return [f"{'hangs on' if number == 0 else '':<13}{line}" for number, line in enumerate(words)]
 
 
 def _over_seeds(rates: Sequence[float]) -> list[str]:

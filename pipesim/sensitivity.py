@@ -1,9 +1,9 @@
 """How sure: what a prediction hangs on, and the interval that follows.
 
 Three things make a prediction uncertain: its constants (fit errors, and how AllReduce differs between hosts), what no
-constant explains (the error of whole runs, learned on calibration runs alone), and the draw of lengths and arrivals.
-Their log variances add up. What rests on a datasheet, lies beyond the measured sizes or runs on another engine version
-widens it.
+constant explains (the error of whole runs, learned on calibration runs alone), and the draw of lengths and arrivals,
+with the gaps between a closed loop's first requests as far apart as is plausible. Their log variances add up. What
+rests on a datasheet, lies beyond the measured sizes or runs on another engine version widens it.
 """
 
 import math
@@ -18,6 +18,7 @@ from pipesim.deployment import Deployment
 from pipesim.engines import box_of_group
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.hardware import HardwareProfile
+from pipesim.variations import arrival_variance
 from pipesim.workload import Workload
 
 LEVEL = 0.8
@@ -87,22 +88,31 @@ def log_stds(hardware: HardwareProfile, stack: str = "") -> dict[str, float]:
 
 
 class Confidence:
-    """How sure one prediction is."""
+    """How sure one prediction is.
 
-    def __init__(self, prediction: Prediction, known: tuple[Sensitivity, ...] | None = None) -> None:
+    Args:
+        prediction: which one.
+        known: what each group of constants does to it, if that is known.
+        arrivals: whether to simulate what other gaps between first arrivals do to it.
+    """
+
+    def __init__(
+        self, prediction: Prediction, known: tuple[Sensitivity, ...] | None = None, arrivals: bool = True
+    ) -> None:
         self.prediction = prediction
-        self._known = known
+        self._known, self._arrivals = known, arrivals
 
     @cached_property
     def sensitivities(self) -> tuple[Sensitivity, ...]:
         """What each group of constants does to the prediction."""
-        return self._known or sensitivities(self.prediction.deployment, self.prediction.workload)
+        return self._known or sensitivities(self.prediction.deployment, self.prediction.closed_load)
 
     def log_std(self, metric: str) -> float:
         """Returns the log standard deviation of one headline metric."""
         constants = sum((item.of(metric) * item.log_std) ** 2 for item in self.sensitivities)
         end_to_end = self.prediction.deployment.hardware.uncertainty.end_to_end
-        return math.sqrt(constants + self.seed_variance(metric) + self.doubt_variance + end_to_end**2)
+        arrivals = arrival_variance(self.prediction, metric) if self._arrivals else 0.0
+        return math.sqrt(constants + self.seed_variance(metric) + arrivals + self.doubt_variance + end_to_end**2)
 
     def seed_variance(self, metric: str) -> float:
         """Returns the log variance of one headline metric over lengths and arrivals."""

@@ -212,6 +212,8 @@ class Engine:
     """Most prompt tokens of one launch."""
     decode_batch: Callable[[Deployment, int, int], Batch]
     """(deployment, requests, tokens they hold in all) → their decode step."""
+    most_in_slot: Callable[[Deployment, int], int]
+    """(deployment, KV capacity) → most requests that decode in one slot."""
     slots_are_flags: bool
     """Whether a slot cap and an async depth are flags of the engine."""
     absorbs_context: Callable[[Deployment], bool]

@@ -250,6 +250,7 @@ ENGINE = Engine(
     policy=SglangPolicy,
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
+    most_in_slot=micro_batch_cap,
     slots_are_flags=True,
     absorbs_context=absorbs_context,
     last_worker_waits=lambda _: False,

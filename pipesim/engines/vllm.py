@@ -142,6 +142,7 @@ ENGINE = Engine(
     policy=VllmPolicy,
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
+    most_in_slot=lambda deployment, _: largest_group(deployment),
     slots_are_flags=False,
     absorbs_context=lambda _: False,
     last_worker_waits=last_worker_waits,
