@@ -70,6 +70,10 @@ class RunEngine(Frozen):
     enable_mixed_chunk: bool = False
     enable_dynamic_chunking: bool = False
     dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
+    prefill_decode_interval: int = 0
+    prefill_decode_interval_min_bs: int = 0
+    prefill_schedule_interval: int = 1
+    schedule_conservativeness: float = 1.0
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
     language_only: bool = False
@@ -93,6 +97,9 @@ class RunWorkload(Frozen):
     max_concurrency: int | None = None
     prefix_cache_hit_rate: float = 0.0
     warm_up: int = 0
+    steady: bool = False
+    ignore_eos: bool = True
+    log_spread: float = 0.0
 
 
 class MeasuredRun(Frozen):

@@ -73,11 +73,17 @@ def settings_of(draw: st.DrawFn, engine: str) -> EngineSettings:
     share = draw(st.none() | st.floats(0.1, 0.99))
     if engine == "vllm":
         own = {"gpu_memory_utilization": share, "async_scheduling": draw(st.sampled_from([None, False]))}
+        own["prefill_schedule_interval"] = draw(st.integers(1, 64))
     else:
         own = {
             "mem_fraction_static": share,
             "pp_max_micro_batch_size": draw(maybe(st.integers(1, 64))),
             "pp_async_batch_depth": draw(st.integers(0, 4)),
+            "prefill_decode_interval": draw(st.integers(0, 64)),
+            "prefill_decode_interval_min_bs": draw(st.integers(0, 64)),
+            "schedule_conservativeness": draw(st.sampled_from([0.3, 1.0, 1.5])),
+            "enable_dynamic_chunking": draw(st.booleans()),
+            "enable_mixed_chunk": not shared["speculative_acceptance"] and draw(st.booleans()),
         }
     return EngineSettings(name=engine, **shared, **own)  # type: ignore[arg-type]
 

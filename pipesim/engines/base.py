@@ -9,7 +9,7 @@ from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.engines.share import MemoryShare
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
-from pipesim.workload import Batch, DecodeStep, PrefillChunk, Workload
+from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +21,12 @@ class Request:
     output_len: int
     context_len: int
     arrival: int
+    ignore_eos: bool = True
+    """Whether it is told to go on to the most tokens allowed, as benchmarks do."""
+    max_new_tokens: int = 0
+    """Most output tokens that its client allows; 0 for its `output_len`."""
+    turn: int = -1
+    """How many requests had been let in before it, when it last was."""
     recomputed: int = 0
     """Tokens handed out before it was put back into the queue: they are prefilled again with its prompt."""
     prefilled: int = 0
@@ -36,6 +42,11 @@ class Request:
     """The slot's decode step that produced this request's second token."""
     first_token: int = -1
     last_token: int = -1
+
+    @property
+    def allowed(self) -> int:
+        """Most output tokens, as the engine knows them: it learns `output_len` only when the request ends."""
+        return max(self.max_new_tokens, self.output_len)
 
     @property
     def prompt_len(self) -> int:
@@ -70,6 +81,12 @@ class MicroBatch:
     finishing_prefill: Sequence[Request] = ()
     decode_step: int = -1
     """Index of this decode step within its slot; −1 for prefill alone."""
+
+    @property
+    def outputs(self) -> int:
+        """Requests that get tokens of it."""
+        decode = self.batch.decode if isinstance(self.batch, MixedStep) else self.batch
+        return len(self.finishing_prefill) + (decode.requests if isinstance(decode, DecodeStep) else 0)
 
     @property
     def prefills(self) -> bool:
@@ -195,6 +212,8 @@ class Engine:
     """Most prompt tokens of one launch."""
     decode_batch: Callable[[Deployment, int, int], Batch]
     """(deployment, requests, tokens they hold in all) → their decode step."""
+    most_in_slot: Callable[[Deployment, int], int]
+    """(deployment, KV capacity) → most requests that decode in one slot."""
     slots_are_flags: bool
     """Whether a slot cap and an async depth are flags of the engine."""
     absorbs_context: Callable[[Deployment], bool]
@@ -217,6 +236,11 @@ def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
         own = deployment.hardware.nvlink_joins(plan.tp) or (plan.tp == 2 and deployment.peer_access)
         choice = "custom" if own else "nccl"
     return ("nccl",) if choice == "nccl" else (choice, "nccl")
+
+
+def box_of_group(deployment: Deployment) -> HardwareProfile:
+    """Returns the box that a tensor-parallel group of a deployment sees: with the AllReduce it may use and no other."""
+    return deployment.hardware.seen_by(deployment.plan.tp, all_reduce_preference(deployment))
 
 
 def settle(

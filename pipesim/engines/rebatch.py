@@ -180,6 +180,7 @@ ENGINE = Engine(
     policy=RebatchPolicy,
     prefill_budget=memory.prefill_budget,
     decode_batch=sglang.ENGINE.decode_batch,
+    most_in_slot=lambda _, kv_capacity: kv_capacity,
     slots_are_flags=False,
     absorbs_context=sglang.absorbs_context,
     last_worker_waits=lambda _: False,

@@ -22,11 +22,18 @@ from pipesim.workload import Batch, DecodeStep, MixedStep, Workload
 FEWEST_RUNNING_REQUESTS, MOST_RUNNING_REQUESTS = 2048, 4096
 CLIPPED_TOKENS = 4096
 """Most output tokens that admission reckons with (srt/managers/schedule_policy.py)."""
-FIRST_NEW_TOKEN_RATIO, LEAST_NEW_TOKEN_RATIO = 0.7, 0.098
-RATIO_DECAY = (FIRST_NEW_TOKEN_RATIO - LEAST_NEW_TOKEN_RATIO) / 600
-RETRACT_STEPS = 20
-"""Share of its output that a running request is reckoned to need still, how it decays, and tokens added on a
-retraction (srt/environ.py, `SGLANG_INIT_NEW_TOKEN_RATIO` and its kin)."""
+FIRST_NEW_TOKEN_RATIO, LEAST_SHARE, DECAY_STEPS, RETRACT_STEPS = 0.7, 0.14, 600, 20
+"""Share of its output that a running request is reckoned to need still, the share of that to which it decays and in how
+many decode launches, and tokens added on a retraction (srt/environ.py, `SGLANG_INIT_NEW_TOKEN_RATIO` and its kin)."""
+DP_ATTENTION_FACTOR = 0.3
+"""On `--schedule-conservativeness` where ranks attend by request (arg_groups/parallel_hook.py)."""
+RESERVES_FIXED_LENGTHS = (0, 5, 22)
+"""First version that reckons with all of the output of a running request that ignores its end of sequence
+(managers/schedule_policy.py `_get_running_request_total_token_offset`; absent from 0.5.21)."""
+
+CHUNK_KEEPS_ITS_ROW = (0, 5, 23)
+"""First version in which a prompt in progress is not counted once more against the free rows of requests
+(managers/scheduler.py `get_num_allocatable_reqs`; 0.5.10.post1 to 0.5.22 count it)."""
 
 
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
@@ -46,6 +53,12 @@ def max_running_requests(deployment: Deployment, kv_capacity: int) -> int:
     own = kv_capacity // ranks
     wanted = own * 512 // deployment.model.max_positions
     return ranks * min(max(wanted, FEWEST_RUNNING_REQUESTS), MOST_RUNNING_REQUESTS, max(1, own // 2))
+
+
+def first_new_token_ratio(deployment: Deployment) -> float:
+    """Returns the estimate of an idle server (managers/scheduler_components/new_token_ratio_tracker.py)."""
+    factor = DP_ATTENTION_FACTOR if deployment.plan.dp_attention else 1.0
+    return min(1.0, FIRST_NEW_TOKEN_RATIO * factor * deployment.engine.schedule_conservativeness)
 
 
 def micro_batch_cap(deployment: Deployment, kv_capacity: int) -> int:
@@ -114,13 +127,26 @@ class SglangPolicy(SlotScheduler):
         super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
         self.absorbs_context = absorbs_context(deployment)
         self._cap = micro_batch_cap(deployment, kv_capacity)
-        self._new_token_ratio = FIRST_NEW_TOKEN_RATIO
+        self._first_ratio = first_new_token_ratio(deployment)
+        self._new_token_ratio = self._first_ratio
+        self._fixed_lengths = not deployment.engine.version_before(RESERVES_FIXED_LENGTHS)
+        self._chunk_takes_a_row = deployment.engine.version_before(CHUNK_KEEPS_ITS_ROW)
+        self._reserves_all = self._natural_ends = False
+        self._turns_without_prefill = 0
         self._prefill_budget = prefill_budget(deployment)
         self._captured = captured_batches(deployment)
         self._sizer: ChunkSizer | None = None
         self._growth: float | None = None
         """KV tokens that the running requests of the slot whose turn it is are expected to take."""
         self._deployment = deployment
+
+    def submit(self, request: Request) -> None:
+        """Puts a request into the waiting queue; turns over an empty server have put estimate and interval back."""
+        if self.idle:
+            self._new_token_ratio, self._turns_without_prefill = self._first_ratio, 0
+        self._reserves_all = self._fixed_lengths and request.ignore_eos
+        self._natural_ends |= request.allowed != request.output_len
+        super().submit(request)
 
     def measure(self, first_stage: Callable[[Batch], int]) -> None:
         """Fits the sizer of dynamic chunks; without pipeline stages the flag has no effect (managers/scheduler.py)."""
@@ -133,8 +159,10 @@ class SglangPolicy(SlotScheduler):
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
         state = self.slots[slot]
         state.start_prefilled()
-        prompts = self._take_prompts(slot, state) if self._chunked or self._waiting else None
+        held_back = self._defers_prefill(state)
+        prompts = self._take_prompts(slot, state) if not held_back and (self._chunked or self._waiting) else None
         if prompts:
+            self._turns_without_prefill = self._settings.prefill_decode_interval
             return self._with_decodes(state, slot, prompts)
         before = self.put_back
         if not self.make_room(state):
@@ -143,13 +171,22 @@ class SglangPolicy(SlotScheduler):
         batch = self.form_decode(state, self._captured, padding_routed=True)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
 
+    def _defers_prefill(self, state: Slot) -> bool:
+        """Turns left to decode alone after a prefill launch, whichever slot's it was (`_should_defer_prefill`)."""
+        if self._turns_without_prefill and state.running < self._settings.prefill_decode_interval_min_bs:
+            self._turns_without_prefill = 0
+        self._turns_without_prefill -= (deferred := self._turns_without_prefill > 0)
+        return deferred
+
     def _take_prompts(self, slot: int, state: Slot) -> Prompts | None:
         """Prompt tokens up to the chunk, less those of the decodes that it is mixed with (`PrefillAdder`)."""
         budget, kept, self._growth = self._budget(), 0.0, None
         if self._settings.enable_mixed_chunk:
             budget, kept = budget - state.running, state.running * state.tokens_per_step
         self.kv_free -= kept
-        prompts = self.take_prompts(slot, budget, self._cap - state.running)
+        places = self._cap - state.running
+        places = min(places, self._rows_free) if self._chunk_takes_a_row else places
+        prompts = self.take_prompts(slot, budget, places)
         self.kv_free += kept
         return prompts
 
@@ -172,10 +209,15 @@ class SglangPolicy(SlotScheduler):
         Only the current slot's growth is charged, though the KV cache is shared (schedule_policy.py `PrefillAdder`).
         """
         if self._growth is None:  # the same for all requests that one turn looks at
-            self._growth = self.slots[slot].still_asked(CLIPPED_TOKENS) * self._new_token_ratio
-        left = min(request.output_len - request.recomputed, CLIPPED_TOKENS)
+            ratio = 1.0 if self._reserves_all else self._new_token_ratio
+            self._growth = self.slots[slot].still_asked(CLIPPED_TOKENS, self._natural_ends) * ratio
+        left = min(request.allowed - request.recomputed, CLIPPED_TOKENS)
         needed = request.context_len + request.prompt_len + left
         return needed <= self.kv_free - self._growth - taken or self._nothing_runs()
+
+    def promised(self, request: Request) -> int:
+        """Its whole output, clipped, even where a part was given before it was put back (`_update_prefill_budget`)."""
+        return min(request.allowed, CLIPPED_TOKENS)
 
     def victim(self, state: Slot) -> Request | None:
         """The one with the fewest tokens given, then the longest prompt (schedule_batch.py `retract_decode`)."""
@@ -187,11 +229,14 @@ class SglangPolicy(SlotScheduler):
     def _adapt_ratio(self, state: Slot, retracted: bool) -> None:
         """The estimate of how much of its output a request still needs (scheduler.py `update_running_batch`)."""
         if not retracted:
-            self._new_token_ratio = max(self._new_token_ratio - RATIO_DECAY, LEAST_NEW_TOKEN_RATIO)
+            least = self._first_ratio * LEAST_SHARE
+            decay = (self._first_ratio - least) / DECAY_STEPS
+            self._new_token_ratio = max(self._new_token_ratio - decay, least)
             return
-        given = sum(state.given(request) + RETRACT_STEPS for request in state.decoding())
-        asked = sum(request.output_len for request in state.decoding())
-        self._new_token_ratio = min(1.0, given / max(1, asked))
+        left = list(state.unfinished(state.launched))
+        given = sum(state.given(request) + RETRACT_STEPS for request in left)
+        asked = sum(request.allowed for request in left)
+        self._new_token_ratio = min(1.0, given / (asked + 1))
 
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> DecodeStep:
@@ -205,6 +250,7 @@ ENGINE = Engine(
     policy=SglangPolicy,
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
+    most_in_slot=micro_batch_cap,
     slots_are_flags=True,
     absorbs_context=absorbs_context,
     last_worker_waits=lambda _: False,

@@ -91,15 +91,18 @@ def largest_captured(deployment: Deployment) -> int:
     return min(largest, -(-running // deployment.plan.attention_dp)) if running else largest
 
 
-def captured_sizes(largest: int) -> list[int]:
-    """Returns the decode batch sizes that have a CUDA graph (arg_groups/cuda_graph_hook.py)."""
+def captured_sizes(largest: int, drafting: bool = False) -> list[int]:
+    """Returns the decode batch sizes [requests] that have a CUDA graph (arg_groups/cuda_graph_hook.py)."""
     sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, 4097, 32)]
+    if drafting:
+        sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, 4097, 16)]
     return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
 
 
 def captured_batches(deployment: Deployment) -> list[int]:
     """Returns the captured batch sizes of a stage: ranks that attend for their own requests are padded alike."""
-    return [deployment.plan.attention_dp * size for size in captured_sizes(largest_captured(deployment))]
+    sizes = captured_sizes(largest_captured(deployment), deployment.engine.draft_tokens > 0)
+    return [deployment.plan.attention_dp * size for size in sizes]
 
 
 def captured_prefill_tokens(deployment: Deployment) -> int:

@@ -6,10 +6,21 @@ a group is a slot. Without it the same groups form, since a request in flight is
 """
 
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
-from pipesim.engines.vllm_memory import SHARE, captured_sizes, kv_capacity_tokens, max_num_seqs, token_budget
+from pipesim.engines.vllm_memory import (
+    SHARE,
+    captured_sizes,
+    kv_capacity_tokens,
+    largest_captured,
+    max_num_seqs,
+    token_budget,
+)
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
+
+ADMITS_WHOLE_PROMPTS = (0, 19)
+"""First version that lets a request in only where its whole prompt fits (config/scheduler.py
+`scheduler_reserve_full_isl`; absent from 0.18.0)."""
 
 
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
@@ -59,8 +70,11 @@ class VllmPolicy(SlotScheduler):
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         super().__init__(loop_shape(deployment), max_num_seqs(deployment), kv_capacity, deployment.engine)
         self._budget = token_budget(deployment)
+        self._whole_prompts = not deployment.engine.version_before(ADMITS_WHOLE_PROMPTS)
+        self._executed, self._last_prefill = 0, -deployment.engine.prefill_schedule_interval
+        self._left_waiting = False
         self._largest_group = largest_group(deployment)
-        self._captured = captured_sizes(deployment)
+        self._captured, self._largest_captured = captured_sizes(deployment), largest_captured(deployment)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the next step of a group (v1/core/sched/scheduler.py `schedule`)."""
@@ -73,25 +87,48 @@ class VllmPolicy(SlotScheduler):
             budget -= decode.routed_tokens
             step = self.launch_decode(state)
         places = self._largest_group - state.running if self.put_back == before else 0  # none joins those put back
-        prompts = self.take_prompts(slot, budget, places)
+        prompts = self._prompts_in_turn(slot, budget, places)
+        self._executed += bool(prompts or decode)
         if prompts is None:
             return MicroBatch(slot, decode, decode_step=step) if decode else None
+        self._last_prefill = self._executed
         if decode is None:
             return MicroBatch(slot, prompts.chunk, prompts.finished)
         return MicroBatch(slot, self._mixed(decode, prompts.chunk), prompts.finished, step)
 
+    def _prompts_in_turn(self, slot: int, budget: int, places: int) -> Prompts | None:
+        """Prompt tokens, or none while `prefill_schedule_interval` holds them back.
+
+        It does so while a request decodes, counted in steps that ran anything, and not once a step that might take
+        prompts has left a request waiting (v1/core/sched/scheduler.py `schedule`).
+        """
+        due = self._executed + 1 - self._last_prefill >= self._settings.prefill_schedule_interval
+        decoding = self._in_server - len(self._waiting) - (self._chunked is not None)
+        if not due and not self._left_waiting and decoding:
+            return None
+        prompts = self.take_prompts(slot, budget, places)
+        self._left_waiting = bool(self._waiting) if places else self._left_waiting
+        return prompts
+
     def admits(self, request: Request, slot: int, taken: float) -> bool:
-        """Room for the prompt tokens that this step would run (v1/core/kv_cache_manager.py `allocate_slots`)."""
-        return request.context_len + min(request.prompt_len, self._budget) <= self.kv_free
+        """Room for its prompt, of the whole of it by version (v1/core/kv_cache_manager.py `allocate_slots`)."""
+        prompt = request.prompt_len if self._whole_prompts else min(request.prompt_len, self._budget_left)
+        return request.context_len + prompt <= self.kv_free
 
     def victim(self, state: Slot) -> Request | None:
-        """The request that came last (v1/core/sched/scheduler.py); of its group, since others are in flight."""
-        return max(state.decoding(), key=lambda request: (request.arrival, request.index), default=None)
+        """The request that was let in last, whatever its group (v1/core/sched/scheduler.py `running.pop`).
+
+        A prompt in progress, or one with a token out: what is on its first way through the stages is left there.
+        """
+        if self._chunked:
+            return self._chunked
+        decoding = (request for slot in self.slots for request in slot.decoding())
+        return max(decoding, key=lambda request: request.turn, default=None)
 
     def _mixed(self, decode: DecodeStep, chunk: PrefillChunk) -> MixedStep:
         """Both in one launch; between the attention calls it is replayed piecewise up to the largest captured size."""
         tokens = decode.routed_tokens + chunk.tokens
-        return MixedStep(decode, chunk, captured=bool(self._captured) and tokens <= self._captured[-1])
+        return MixedStep(decode, chunk, captured=tokens <= self._largest_captured)
 
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Batch:
@@ -105,6 +142,7 @@ ENGINE = Engine(
     policy=VllmPolicy,
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
+    most_in_slot=lambda deployment, _: largest_group(deployment),
     slots_are_flags=False,
     absorbs_context=lambda _: False,
     last_worker_waits=last_worker_waits,

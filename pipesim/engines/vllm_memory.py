@@ -12,7 +12,9 @@ from pipesim.engines.share import MARGIN, MemoryShare, by_version
 from pipesim.profiles.model import GqaAttention
 
 MIB, GIB = 2**20, 2**30
-MOST_CAPTURED = 512
+MOST_CAPTURED, CAPTURES_MORE = 512, (0, 29)
+"""Tokens of the largest step that has a CUDA graph, and the first version known to capture twice that on data centre
+Blackwell (config/vllm.py; 0.22.0 does not)."""
 DRIVER_RESERVED, DRIVER_RESERVED_SHARE = 300 * MIB, 0.003
 """What `nvidia-smi` counts and CUDA does not, beside a share of the memory: by PyTorch's out-of-memory messages 357 MiB
 (RTX 4090), 494 (RTX 5090), 510 (H100), 638 (RTX PRO 6000), 729 (B200); ± 150 MiB."""
@@ -94,13 +96,24 @@ def max_num_seqs(deployment: Deployment) -> int:
     return deployment.engine.max_running_requests or default
 
 
+def largest_captured(deployment: Deployment) -> int:
+    """Returns the most tokens of a step that has a CUDA graph (config/vllm.py), 0 when eager is enforced."""
+    engine = deployment.engine
+    if not engine.cuda_graph:
+        return 0
+    blackwell = deployment.hardware.gpu.architecture == "sm_100" and not engine.version_before(CAPTURES_MORE)
+    most = 2 * MOST_CAPTURED if blackwell else MOST_CAPTURED
+    return min(2 * max_num_seqs(deployment) * (engine.draft_tokens + 1), most, token_budget(deployment))
+
+
 def captured_sizes(deployment: Deployment) -> list[int]:
-    """Returns the batch sizes that have a CUDA graph (config/vllm.py): none when eager is enforced."""
-    if not deployment.engine.cuda_graph:
-        return []
-    largest = min(2 * max_num_seqs(deployment), MOST_CAPTURED)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED + 1, 16)]
-    return [size for size in sizes if size <= largest]
+    """Returns the decode batch sizes [requests] that have a CUDA graph (config/vllm.py `_set_cudagraph_sizes`).
+
+    The limit is on tokens: with a draft every request brings several, and a larger batch runs kernel by kernel.
+    """
+    largest = largest_captured(deployment) // (deployment.engine.draft_tokens + 1)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 2 * MOST_CAPTURED + 1, 16), max_num_seqs(deployment)]
+    return sorted({size for size in sizes if size <= largest})
 
 
 def graph_bytes(deployment: Deployment) -> float:

@@ -7,10 +7,11 @@ from typing import Any
 from pipesim.axes import Method
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
-from pipesim.planning.evaluate import SharedPrices, consider
+from pipesim.planning.evaluate import consider
 from pipesim.prediction import Predictor, deploy, needed_tokens
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.variations import SharedPrices
 from pipesim.workload import Workload
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")

@@ -21,6 +21,8 @@ COUNT_KEYS = {
     "max_running_requests": ("max_running_requests", "max_num_seqs"),
     "chunked_prefill_size": ("chunked_prefill_size", "max_num_batched_tokens"),
 }
+LEVERS = {"prefill_decode_interval": 0, "prefill_decode_interval_min_bs": 0, "prefill_schedule_interval": 1}
+"""When prompts are launched, and the engines' defaults."""
 SHARE_KEYS = ("mem_fraction_static", "gpu_memory_utilization")
 UNSET = -1
 """An engine's number for "switched off" or "by default"."""
@@ -63,6 +65,10 @@ def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
         value = _count(arguments, keys, least=0 if name == "pp_async_batch_depth" else 1)
         if value is not None:
             engine[name] = value
+    levers: dict[str, tuple[float | None, float]]
+    levers = {name: (_count(arguments, (name,), least=0), default) for name, default in LEVERS.items()}
+    levers["schedule_conservativeness"] = as_number(arguments.get("schedule_conservativeness")), 1.0
+    engine |= {name: value for name, (value, default) in levers.items() if value not in {None, default}}
     for name in SHARE_KEYS:
         share = as_number(arguments.get(name))
         if share is not None and 0.0 < share < 1.0:
