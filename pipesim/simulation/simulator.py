@@ -137,7 +137,6 @@ class _Run:
             if policy.idle:
                 yield self._server.arrived
                 begin = self._now
-            clock = begin
             micro_batch = policy.form(turn % shape.slots)
             result = self._recent[0] if self._recent else None
             launched = self._formed(micro_batch) if micro_batch else None
@@ -148,7 +147,6 @@ class _Run:
                 if result and launched:
                     if (pending := pipeline.announcement(result.passage)) is not None:
                         yield pending
-                        clock = self._now
                     now = max(now, result.passage.returning)
                     launched.passage.after = result.passage
             if launched:
@@ -161,13 +159,13 @@ class _Run:
             if result := launched if shape.result_lag == 0 else result:
                 if (pending := pipeline.pending(result.passage)) is not None:
                     yield pending
-                    clock = self._now
                 now = max(now, result.passage.result) + result.passage.price.process
                 seen = self._server.deliver(now, result.micro_batch.outputs)
                 ended = policy.complete(result.micro_batch, seen)
             if launched and shape.send_after_processing:
                 pipeline.release(launched.passage, now)
-            yield environment.timeout(now - clock)
+            if ended or environment.peek() <= now:  # else nobody sees the clock before the turn after this one
+                yield environment.timeout(now - self._now)
             begin = now
             if ended:
                 self._users.ended(self._server, len(ended), seen)
