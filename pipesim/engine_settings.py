@@ -109,7 +109,7 @@ class EngineSettings:
             raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
         if not all(0.0 <= acceptance <= 1.0 for acceptance in self.speculative_acceptance):
             raise UsageError("--speculative-acceptance", self.speculative_acceptance, "numbers from 0 to 1")
-        if self.version is not None and not re.match(r"v?\d+(\.\d+)+", self.version):
+        if self.version is not None and not re.match(r"v?0(\.\d+)+", self.version):
             wanted = "a release such as 0.5.23: defaults of memory, budgets and scheduling are looked up by it"
             raise UsageError("--engine-version", self.version, wanted)
         if not 0.0 <= self.schedule_conservativeness <= 1000.0:

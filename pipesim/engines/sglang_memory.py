@@ -42,10 +42,9 @@ class Rules(NamedTuple):
     classes: tuple[MemoryClass, ...]
     graphs_reserved_always: bool = False
     """Whether memory for decode graphs is kept free even if none are captured, and for all sizes of the class."""
-    prefill_graphs_with_dp_attention: bool = True
-    prefill_graphs_with_vision: bool = True
-    """Of the models with a vision tower that pipesim prices Kimi K2.5's alone (configs/model_config.py)."""
-    prefill_graphs_with_draft: bool = True
+    uncaptured_prefill: frozenset[str] = frozenset({"pp", "dcp", "images"})
+    """What keeps prefill from being captured: stages, decode context parallelism, a vision tower before grouped
+    attention (of those before a latent, Kimi K2.6's is captured: configs/model_config.py) or any, …"""
     draft: float = 0.0
     """Kept free for a draft model [MiB]."""
     images: float = 0.0
@@ -59,9 +58,10 @@ _LARGE = (
 )
 _EARLY = (MemoryClass(20 * GIB, 2048, 8, 8), MemoryClass(35 * GIB, 2048, 24, 80), *_LARGE)
 _LATE = (MemoryClass(20 * GIB, 2048, 8, 8), MemoryClass(35 * GIB, 4096, 48, 160), *_LARGE)
+_PIECES = frozenset({"pp", "dcp", "images", "vision", "dp_attention"})
 VERSIONS = (
-    ((0, 5, 10), Rules(_EARLY, True, False, False, False, draft=4096)),
-    ((0, 5, 14), Rules(_EARLY, True, False, False)),
+    ((0, 5, 10), Rules(_EARLY, True, _PIECES | {"draft"}, draft=4096)),
+    ((0, 5, 14), Rules(_EARLY, True, _PIECES)),
     ((0, 5, 23), Rules(_LATE, images=100)),
 )
 """Rules by the first version that they were read in; older versions are taken to follow the first."""
@@ -111,17 +111,11 @@ def captured_prefill_tokens(deployment: Deployment) -> int:
     Captured by default unless there are pipeline stages or decode context parallelism, for latent attention up to 8,192
     tokens (arg_groups/cuda_graph_hook.py `apply_cuda_graph_compatibility`, memory_hook.py).
     """
-    plan, model, rules = deployment.plan, deployment.model, by_version(VERSIONS, deployment.engine)
-    grouped = isinstance(model.attention, GqaAttention)
-    excluded = (
-        not deployment.engine.cuda_graph,
-        plan.pp > 1,
-        plan.dcp > 1,
-        plan.dp_attention and not rules.prefill_graphs_with_dp_attention,
-        model.vision_tower > 0 and (grouped or not rules.prefill_graphs_with_vision),
-        deployment.engine.draft_tokens > 0 and not rules.prefill_graphs_with_draft,
-    )
-    if any(excluded):
+    plan, engine, vision = deployment.plan, deployment.engine, deployment.model.vision_tower > 0
+    grouped = isinstance(deployment.model.attention, GqaAttention)
+    there = {"pp": plan.pp > 1, "dcp": plan.dcp > 1, "dp_attention": plan.dp_attention, "vision": vision}
+    there |= {"images": vision and grouped, "draft": engine.draft_tokens > 0}
+    if not engine.cuda_graph or any(there[name] for name in by_version(VERSIONS, engine).uncaptured_prefill):
         return 0
     return chunked_prefill_size(deployment) if grouped else min(8192, chunked_prefill_size(deployment))
 

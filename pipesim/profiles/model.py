@@ -65,12 +65,8 @@ class MlaAttention(Frozen):
         """Elements in the KV cache per token and layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    def kv_elements_on_rank(self, ranks: int) -> int:
-        """Returns the elements per token and layer on each of some tensor-parallel ranks: the latent is replicated."""
-        return self.kv_elements
-
     def kv_bytes_on_rank(self, ranks: int, storage: str) -> float:
-        """Returns the KV cache [B] per token and layer on each of some tensor-parallel ranks.
+        """Returns the KV cache [B] per token and layer on each of some tensor-parallel ranks: all hold the latent.
 
         With an indexer FP8 holds the latent alone, four FP32 scales and the rotary key in 16 bits, and beside it an
         FP8 key of the indexer with its scale (vLLM v1/kv_cache_interface.py, SGLang mem_cache/kv_cache_configurator.py
@@ -112,13 +108,9 @@ class GqaAttention(Frozen):
         """Returns the KV heads on each of some tensor-parallel ranks, at least one."""
         return max(1, self.kv_heads // ranks)
 
-    def kv_elements_on_rank(self, ranks: int) -> int:
-        """Returns the elements per token and layer on each of some tensor-parallel ranks."""
-        return 2 * self.kv_heads_on_rank(ranks) * self.head_dim
-
     def kv_bytes_on_rank(self, ranks: int, storage: str) -> float:
         """Returns the KV cache [B] per token and layer on each of some tensor-parallel ranks."""
-        return STORAGE_BYTES[storage] * self.kv_elements_on_rank(ranks)
+        return STORAGE_BYTES[storage] * 2 * self.kv_heads_on_rank(ranks) * self.head_dim
 
 
 class MixtureOfExperts(Frozen):
