@@ -17,7 +17,7 @@ from pipesim.profiles.base import Basis
 from pipesim.profiles.hardware import Implementation
 from pipesim.program import PassProgram, lower
 from pipesim.units import to_picoseconds
-from pipesim.workload import Batch
+from pipesim.workload import Batch, MixedStep
 
 
 class PricedOp(NamedTuple):
@@ -120,7 +120,8 @@ class PassPricer:
             return known[1]
         price = self._prices.get(batch)
         if price is None:
-            price = self._prices[batch] = self._price(batch)
+            slowest = self._slowest(batch)
+            price = self._prices[batch] = self(slowest) if slowest is not batch else self._price(batch)
         self._known[id(batch)] = batch, price
         return price
 
@@ -143,7 +144,7 @@ class PassPricer:
 
     def operations(self, batch: Batch, stage: int) -> Iterator[PricedOp]:
         """Yields the priced operations of one stage in the order in which they run."""
-        program = lower(self.deployment, batch)
+        program = lower(self.deployment, batch := self._slowest(batch))
         sections = self._priced_sections(program, batch)
         for run in program.stages[stage]:
             for _ in range(run.times):
@@ -152,6 +153,13 @@ class PassPricer:
     def cost(self, batch: Batch) -> CostModel:
         """Returns the price list that holds for a batch: that of captured kernels, or of launched ones."""
         return self._cost["graph" if batch.captured else "eager"]
+
+    def _slowest(self, batch: Batch) -> Batch:
+        """Returns a batch as the rank sees it that the others wait for."""
+        if not isinstance(batch, MixedStep) or batch.attends != "apart":
+            return batch
+        decode, prefill = batch._replace(attends="decode"), batch._replace(attends="prefill")
+        return max(decode, prefill, key=lambda seen: sum(self(seen).totals))
 
     def _price(self, batch: Batch) -> PassPrice:
         program = lower(self.deployment, batch)
@@ -164,7 +172,8 @@ class PassPricer:
         hosts = [self._host(HostWork("launch", launches=count)) for count in launches]
         cost = self._cost["graph"]
         pipelined = len(program.stages) > 1
-        schedule, process = (self._host(HostWork(name, requests=batch.requests)) for name in ("schedule", "process"))
+        own = -(-batch.requests // self.deployment.plan.attention_dp)  # each rank's scheduler has its own
+        schedule, process = (self._host(HostWork(name, requests=own)) for name in ("schedule", "process"))
         held = schedule + process if self._last_worker_waits and pipelined else 0
         held += hosts[-1] if held and batch.captured else 0  # launched one by one, kernels begin with the first
         return PassPrice(

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
+from pipesim.engines.attention_ranks import AttentionRanks
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Policy, Prompts, Request
 from pipesim.engines.chunk_sizer import ChunkSizer, fitted
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
 from pipesim.workload import Batch, DecodeStep, MixedStep, Workload
@@ -94,8 +95,12 @@ def captured_batches(deployment: Deployment) -> list[int]:
 
 
 def prefill_budget(deployment: Deployment) -> int:
-    """Returns the most prompt tokens of one launch: a chunk, and never more than the limit of any launch."""
-    return min(chunked_prefill_size(deployment), MAX_PREFILL_TOKENS)
+    """Returns the most prompt tokens of one launch: a chunk, and on no rank more than the limit of any launch.
+
+    Ranks that attend for their own requests share a chunk (arg_groups/parallel_hook.py).
+    """
+    ranks = deployment.plan.attention_dp
+    return ranks * min(chunked_prefill_size(deployment) // ranks, MAX_PREFILL_TOKENS)
 
 
 def mem_fraction_static(deployment: Deployment) -> float:
@@ -204,22 +209,24 @@ def absorbs_context(deployment: Deployment) -> bool:
 class SglangPolicy(SlotScheduler):
     """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk.
 
-    A prompt's tokens go alone, or with mixed chunks together with the slot's decode requests.
+    A prompt's tokens go alone, or with mixed chunks together with the slot's decode requests. Where attention is split
+    by request it is that of one rank, with its share of the limits.
     """
 
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
-        rows = max_running_requests(deployment, kv_capacity)
-        super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
+        ranks = deployment.plan.attention_dp
+        rows = max_running_requests(deployment, kv_capacity) // ranks
+        super().__init__(loop_shape(deployment), max(1, rows), kv_capacity // ranks, deployment.engine)
         self.absorbs_context = absorbs_context(deployment)
-        self._cap = micro_batch_cap(deployment, kv_capacity)
+        self._cap = max(1, micro_batch_cap(deployment, kv_capacity) // ranks)
         self._first_ratio = first_new_token_ratio(deployment)
         self._new_token_ratio = self._first_ratio
         self._fixed_lengths = not deployment.engine.version_before(RESERVES_FIXED_LENGTHS)
         self._chunk_takes_a_row = deployment.engine.version_before(CHUNK_KEEPS_ITS_ROW)
         self._reserves_all = self._natural_ends = False
         self._turns_without_prefill = 0
-        self._prefill_budget = prefill_budget(deployment)
-        self._captured = captured_batches(deployment)
+        self._prefill_budget = prefill_budget(deployment) // ranks
+        self._captured = [size // ranks for size in captured_batches(deployment)]
         self._sizer: ChunkSizer | None = None
         self._growth: float | None = None
         """KV tokens that the running requests of the slot whose turn it is are expected to take."""
@@ -236,7 +243,7 @@ class SglangPolicy(SlotScheduler):
     def measure(self, first_stage: Callable[[Batch], int]) -> None:
         """Fits the sizer of dynamic chunks; without pipeline stages the flag has no effect (managers/scheduler.py)."""
         if self._settings.enable_dynamic_chunking and self._deployment.plan.pp > 1:
-            base, positions = chunked_prefill_size(self._deployment), self._deployment.model.max_positions
+            base, positions = self._prefill_budget, self._deployment.model.max_positions
             smooth = self._settings.dynamic_chunking_smooth_factor
             self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
 
@@ -247,7 +254,7 @@ class SglangPolicy(SlotScheduler):
         held_back = self._defers_prefill(state)
         prompts = self._take_prompts(slot, state) if not held_back and (self._chunked or self._waiting) else None
         if prompts:
-            self._turns_without_prefill = self._settings.prefill_decode_interval
+            self.after_prefill_launch()
             return self._with_decodes(state, slot, prompts)
         before = self.put_back
         if not self.make_room(state):
@@ -255,6 +262,10 @@ class SglangPolicy(SlotScheduler):
         self._adapt_ratio(state, self.put_back > before)
         batch = self.form_decode(state, self._captured, padding_routed=True)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
+
+    def after_prefill_launch(self) -> None:
+        """Begins the interval in which no prompts are launched (`_arm_prefill_decode_interval`)."""
+        self._turns_without_prefill = self._settings.prefill_decode_interval
 
     def _defers_prefill(self, state: Slot) -> bool:
         """Turns left to decode alone after a prefill launch, whichever slot's it was (`_should_defer_prefill`)."""
@@ -324,6 +335,12 @@ class SglangPolicy(SlotScheduler):
         self._new_token_ratio = min(1.0, given / (asked + 1))
 
 
+def _policy(deployment: Deployment, kv_capacity: int) -> Policy:
+    """Returns the scheduler of a server, or those of its attention ranks as one."""
+    ranks = [SglangPolicy(deployment, kv_capacity) for _ in range(deployment.plan.attention_dp)]
+    return ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
+
+
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> DecodeStep:
     return padded_decode(captured_batches(deployment), requests, kv_tokens, deployment.engine)
 
@@ -331,7 +348,7 @@ def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Deco
 ENGINE = Engine(
     layer_partition=layer_partition,
     kv_capacity_tokens=kv_capacity_tokens,
-    policy=SglangPolicy,
+    policy=_policy,
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
     slots_are_flags=True,
