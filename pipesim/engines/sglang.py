@@ -30,6 +30,9 @@ RESERVES_FIXED_LENGTHS = (0, 5, 22)
 """First version that reckons with all of the output of a running request that ignores its end of sequence
 (managers/schedule_policy.py `_get_running_request_total_token_offset`; absent from 0.5.21)."""
 
+OVERLAPS_ROUNDS = (0, 5, 14)
+"""First version known to prepare a round of speculation while the one before runs (arg_groups/speculative_hook.py;
+0.5.10.post1 does with `SGLANG_ENABLE_SPEC_V2` alone)."""
 CHUNK_KEEPS_ITS_ROW = (0, 5, 23)
 """First version in which a prompt in progress is not counted once more against the free rows of requests
 (managers/scheduler.py `get_num_allocatable_reqs`; 0.5.10.post1 to 0.5.22 count it)."""
@@ -167,13 +170,15 @@ def loop_shape(deployment: Deployment) -> LoopShape:
     Under PP, `event_loop_pp` (managers/scheduler_pp_mixin.py): P + D slots; with D = 0 a turn launches, then waits for
     the result of the next slot; every rank walks the same turns. With speculation (`SGLANG_ENABLE_PP_SPEC=1`) it
     exchanges first, in an order that is not known of the other ranks: they are taken to keep up. With TP alone the
-    overlap scheduler handles the result before last behind the launch.
+    overlap scheduler handles the result before last behind the launch; older versions run rounds of speculation one by
+    one.
     """
+    speculating = deployment.engine.draft_tokens > 0
     if deployment.plan.pp == 1:
-        return LoopShape(slots=1, result_lag=1)
+        serial = speculating and deployment.engine.version_before(OVERLAPS_ROUNDS)
+        return LoopShape(slots=1, result_lag=0 if serial else 1)
     depth = deployment.engine.pp_async_batch_depth
     slots = deployment.plan.pp + depth
-    speculating = deployment.engine.draft_tokens > 0
     return LoopShape(
         slots,
         result_lag=slots - 1,

@@ -67,6 +67,11 @@ def padded_over_ranks(batch: Batch, ranks: int) -> Batch:
     return batch._replace(tokens=-(-batch.tokens // ranks) * ranks) if isinstance(batch, PrefillChunk) else batch
 
 
+def drafted(batch: Batch) -> int:
+    """Returns the rows whose next token a draft guesses: one for each request that has a token."""
+    return sum(part.rows if isinstance(part, DecodeStep) else part.finished for part in parts_of(batch))
+
+
 def parts_of(batch: Batch) -> tuple[DecodeStep | PrefillChunk, ...]:
     """Returns the decode and the prefill of a batch: attention runs them one after the other."""
     return (batch.decode, batch.prefill) if isinstance(batch, MixedStep) else (batch,)
