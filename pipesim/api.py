@@ -28,7 +28,7 @@ from pipesim.results import Calibration, Explanation, Plans, Prediction, Sweep, 
 from pipesim.simulation import Detail
 from pipesim.sweeping.run import sweep_rows
 
-DEFAULT_SEEDS = 3
+DEFAULT_SEEDS = 5
 
 Name = str | PathLike[str]
 Model = Name | ModelProfile
@@ -103,7 +103,7 @@ def predict(
     """
     _check_count("--seeds", seeds)
     asked = _question(model, hardware, flags)
-    deployment = deploy(_model(model), _hardware(hardware), asked.plan, asked.settings)
+    deployment = deploy(_model(model), _hardware(hardware), asked.plan, asked.settings, asked.workload)
     found = Predictor(deployment).predict(asked.workload, seeds, detail, seed)
     return shown(Prediction, found, assumed=asked.defaults)
 
@@ -177,7 +177,7 @@ def plan(
     max_ttft: str | None = None,
     max_tpot: str | None = None,
     slo_percentile: Percentile = "p99",
-    rank_by: RankBy = "throughput",
+    rank_by: RankBy | None = None,
     gpu_hour_price: float | str | None = None,
     gpu_watts: float | None = None,
     total_tokens: float | None = None,
@@ -201,7 +201,7 @@ def plan(
         max_ttft: longest time to first token, such as "2 s".
         max_tpot: longest time per output token, such as "50 ms".
         slo_percentile: of TTFT, TPOT and E2E over requests, for limits and ranks.
-        rank_by: what plans that keep the limits are ranked by.
+        rank_by: what plans that keep the limits are ranked by; None for throughput, or for latency in an open loop.
         gpu_hour_price: price of a GPU-hour, or "BOX=2.5,OTHER=1.2".
         gpu_watts: power of one GPU at work, for the energy of a job.
         total_tokens: output tokens of a whole batch job.
@@ -250,8 +250,9 @@ def calibrate(
     nccl_tests: Iterable[Name] | Name = (),
     runs: Iterable[Name] | Name = (),
     dry_run: bool = False,
+    output: Name | None = None,
 ) -> Calibration:
-    """Fits a profile's constants to what was measured on its box, and writes its file in place.
+    """Fits a profile's constants to what was measured on its box, and writes its file in place, or to `output`.
 
     Args:
         hardware: name or .toml file of the profile.
@@ -259,13 +260,16 @@ def calibrate(
         nccl_tests: files with the output of nccl-tests on the box.
         runs: files of measured runs; those of role calibration are used.
         dry_run: whether to write nothing.
+        output: .toml file of a new profile, laid over this one; needed where it has no file of its own, or comes with
+            pipesim.
 
     Raises:
-        UsageError: without any evidence, and for a box without a file of its own.
+        UsageError: without any evidence, without an `output` that is needed, or with one that cannot be written.
         ProfileError: for a file that cannot be used.
     """
     tests, files = (tuple(map(Path, _listed(given))) for given in (nccl_tests, runs))
-    return shown(Calibration, calibrate_profile(fspath(hardware), system, tests, files, dry_run))
+    path = None if output is None else Path(output)
+    return shown(Calibration, calibrate_profile(fspath(hardware), system, tests, files, dry_run, path))
 
 
 def _question(model: Model, hardware: Hardware, flags: Any, searched: tuple[str, ...] = ()) -> Question:

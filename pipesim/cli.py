@@ -48,7 +48,7 @@ from pipesim.reasons import datasheet_constants
 from pipesim.records import RequestRecords
 from pipesim.simulation import Detail
 
-DEFAULT_SEEDS, VALIDATION_SEEDS = 3, 20
+DEFAULT_SEEDS, VALIDATION_SEEDS = 5, 20
 
 app = typer.Typer(
     help="Which parallelism split should serve this language model on these GPUs, and why?",
@@ -184,7 +184,7 @@ def validate_command(
 
 @app.command("calibrate")
 def calibrate_command(
-    hardware: Annotated[str, typer.Argument(help="Hardware profile: a name or a .toml file. It is written in place.")],
+    hardware: Annotated[str, typer.Argument(help="Hardware profile: a name, or a .toml file to write in place.")],
     system: Annotated[
         str | None, typer.Option("--system", help="System of the kernel tables, such as rtx_pro_6000_server.")
     ] = None,
@@ -195,6 +195,9 @@ def calibrate_command(
         list[Path] | None, typer.Option("--runs", help="Files of measured runs; those of role calibration are used.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the difference and write nothing.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write a new profile, laid over HARDWARE, to this .toml file.")
+    ] = None,
 ) -> None:
     """Fit a profile's constants to kernel tables, nccl-tests output or whole runs; print the errors.
 
@@ -202,7 +205,7 @@ def calibrate_command(
     """
     from pipesim.calibration.apply import calibrate  # noqa: PLC0415 - only this command needs it
 
-    found = calibrate(hardware, system, nccl_tests or [], runs or [], dry_run)
+    found = calibrate(hardware, system, nccl_tests or [], runs or [], dry_run, output)
     print(*found.texts, sep="\n")
     if dry_run:
         print("", *found.differences, sep="\n")

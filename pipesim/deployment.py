@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 LARGEST_DEGREE = 4096
+FP8_BLOCK = 128
+"""Rows and columns of weights that share one scale (`weight_block_size` of DeepSeek-V3's FP8)."""
 ASYNC_BY_DEFAULT, ASYNC_UNDER_PP = (0, 14), (0, 22)
 """First versions of vLLM that schedule ahead by default: without PP, and with it (PR 42187, merged 2026-05)."""
 MIXED_UNDER_PP = "SGLang", (0, 5, 23)
@@ -174,6 +176,10 @@ class Deployment:
     engine: EngineSettings
     layers: tuple[int, ...] = field(default=())
     """Layers of each stage; filled in by `engines.deploy`."""
+    memory_share: float | None = None
+    """Share of a GPU's memory that the engine runs with (see `engines.share`); filled in as well."""
+    memory_note: str = ""
+    """Why that is not the engine's own default, where nobody stated it."""
 
     def __post_init__(self) -> None:
         self._check_division()
@@ -220,6 +226,7 @@ class Deployment:
                 raise UsageError("--tp", tp, f"a number that divides the {size} {what} of {model.name}")
         self._check_kv_heads()
         self._check_experts()
+        self._check_blocks()
         if self.plan.pp > model.layers:
             raise UsageError(
                 "--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}"
@@ -250,6 +257,30 @@ class Deployment:
                 f"a number that divides the {model.moe.experts} experts of {model.name} (every rank holds equally "
                 "many; the engine stops at start-up otherwise)",
             )
+
+    def _check_blocks(self) -> None:
+        """Refuses ranks that would cut a block of weights with one scale (SGLang layers/quantization/fp8.py).
+
+        vLLM's rule alike (`validate_fp8_block_shape`). From 0.33 on it splits the scales of experts for kernels that
+        were never measured: refused as well.
+        """
+        model, plan = self.model, self.plan
+        moe, attention = model.moe, model.attention
+        value_dim = attention.head_dim if isinstance(attention, GqaAttention) else attention.v_head_dim
+        for kind, columns, ranks in (
+            ("routed_experts", moe.expert_intermediate if moe else 0, plan.moe_tp),
+            ("shared_expert", moe.shared_columns if moe else 0, plan.tp),
+            ("dense_mlp", model.dense_columns, plan.tp),
+            ("attention", attention.heads * value_dim, plan.attention_tp),
+        ):
+            if getattr(model.precision, kind) == "fp8-block" and (columns // ranks) % FP8_BLOCK:
+                raise UsageError(
+                    "--tp" if kind != "routed_experts" or plan.ep == 1 else f"--tp with --ep {plan.ep}",
+                    plan.tp,
+                    f"a split of the {columns:,} columns of {model.name}'s {kind} into whole FP8 blocks of {FP8_BLOCK} "
+                    f"({columns // ranks} is not divisible by weight quantization block_n = {FP8_BLOCK}: the engine "
+                    f"stops at start-up){'; --ep shares out whole experts' * (kind == 'routed_experts')}",
+                )
 
     def _check_partition(self) -> None:
         stages, model = self.layers, self.model

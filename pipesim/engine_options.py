@@ -18,11 +18,11 @@ MemFraction = Annotated[
     float | None,
     typer.Option(
         "--mem-fraction-static",
-        help="SGLang's share of free memory for weights and KV cache; not vLLM's --gpu-memory-utilization.",
+        help="SGLang's share of free memory for weights and KV cache (default: SGLang's own where that starts).",
     ),
 ]
 Utilization = Annotated[
-    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory (default: 0.9).")
+    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory (default: its own).")
 ]
 CapDecodes = Annotated[
     bool, typer.Option("--cap-decodes-per-step", help="vLLM's open proposal: even groups of --max-num-seqs / pp.")
@@ -31,6 +31,9 @@ EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Ver
 Async = Annotated[
     bool | None,
     typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead (by version)."),
+]
+LanguageOnly = Annotated[
+    bool, typer.Option("--language-only", help="SGLang: without the vision tower, and its cut of the memory share.")
 ]
 MixedChunk = Annotated[
     bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")

@@ -15,6 +15,7 @@ OWN_FLAGS = {
         "prefill_decode_interval",
         "prefill_decode_interval_min_bs",
         "schedule_conservativeness",
+        "language_only",
     ),
     "vllm": ("prefill_schedule_interval",),
 }
@@ -88,6 +89,8 @@ class EngineSettings:
     """Probability that a draft token is accepted when those before it were, by position; empty without a draft."""
     version: str | None = None
     """Version of the engine that runs, if known."""
+    language_only: bool = False
+    """SGLang's: the vision tower is left out (`--language-only`)."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -106,6 +109,9 @@ class EngineSettings:
             raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
         if not all(0.0 <= acceptance <= 1.0 for acceptance in self.speculative_acceptance):
             raise UsageError("--speculative-acceptance", self.speculative_acceptance, "numbers from 0 to 1")
+        if self.version is not None and not re.match(r"v?\d+(\.\d+)+", self.version):
+            wanted = "a release such as 0.5.23: defaults of memory, budgets and scheduling are looked up by it"
+            raise UsageError("--engine-version", self.version, wanted)
         if not 0.0 <= self.schedule_conservativeness <= 1000.0:
             raise UsageError("--schedule-conservativeness", self.schedule_conservativeness, "a number from 0 to 1000")
         self._check_chunking()

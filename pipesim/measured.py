@@ -76,6 +76,7 @@ class RunEngine(Frozen):
     schedule_conservativeness: float = 1.0
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
+    language_only: bool = False
 
 
 class RunWorkload(Frozen):
@@ -96,6 +97,9 @@ class RunWorkload(Frozen):
     max_concurrency: int | None = None
     prefix_cache_hit_rate: float = 0.0
     warm_up: int = 0
+    steady: bool = False
+    ignore_eos: bool = True
+    log_spread: float = 0.0
 
 
 class MeasuredRun(Frozen):

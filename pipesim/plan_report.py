@@ -7,11 +7,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pipesim.changes import goal
 from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.engines import ENGINES
+from pipesim.overload import Overload, overload
 from pipesim.planning.question import SECONDS_PER_HOUR, Job
 from pipesim.planning.search import Plan, PlanSearch
 from pipesim.planning.space import Rejection, smallest_box
-from pipesim.reasons import binding_limit
+from pipesim.reasons import binding_limit, overload_words
 from pipesim.report import (
     WIDTH,
     arrivals,
@@ -19,6 +22,7 @@ from pipesim.report import (
     deployment_json,
     lengths,
     metrics_json,
+    overload_json,
     time_text,
     workload_json,
 )
@@ -56,6 +60,7 @@ def plan_json(found: PlanSearch, job: Job) -> dict[str, Any]:
         "simulated": found.simulated,
         "simulated_workload": workload_json(found.simulated_load),
         "nearest_miss": nearest_miss(found),
+        "overload": overload_json(_overload(found)),
         "probability_best_by_split": [
             {"hardware": split.hardware, "engine": split.engine, "plan": split.plan, "probability": chance}
             for split, chance in sorted(found.split_odds.items(), key=lambda item: -item[1])
@@ -165,6 +170,8 @@ def arguments(plan: Plan) -> list[str]:
     deployment, split, engine = plan.deployment, plan.deployment.plan, plan.deployment.engine
     flags = ["--hardware", deployment.hardware.name, "--engine", engine.name]
     flags += ["--tp", str(split.tp), "--pp", str(split.pp), *_split_flags(split)]
+    share = ENGINES[engine.name].share
+    flags += [share.flag, f"{share.of(deployment):.4g}"] if deployment.memory_note else []
     return flags + setting_flags(engine, split)
 
 
@@ -227,11 +234,18 @@ def nearest_miss(found: PlanSearch) -> dict[str, Any] | None:
     return {"rank": plan.rank, "plan": str(plan.deployment.plan), "missed": missed, "binding_limit": binds}
 
 
+def _overload(found: PlanSearch) -> Overload | None:
+    first = found.plans[0].prediction if found.plans else None
+    return overload(first) if first else None
+
+
 def plan_text(found: PlanSearch, job: Job, defaults: Sequence[str]) -> str:
     """Returns the screen that `plan` prints."""
     if not found.plans:
         return "\n".join([*_heading(found, defaults), "", *_nothing_fits(found)])
     lines = [*_heading(found, defaults), "", *_table(found), "", *_sure(found)]
+    if words := overload_words(_overload(found)):
+        lines = [*textwrap.wrap(f"{found.plans[0].deployment.plan} is best. {words}", WIDTH), "", *lines]
     lines += [line for text in _advice(found, job) for line in textwrap.wrap(text, WIDTH)]
     return "\n".join([*lines, "", *_rejected(found)]).rstrip()
 
@@ -247,7 +261,9 @@ def _heading(found: PlanSearch, defaults: Sequence[str]) -> list[str]:
         for name, limit in objective.limits.items()
     ]
     kept = f"; limits: {', '.join(limits)}" if limits else ""
-    text.append(f"ranked by {RANKED_BY[objective.rank_by]}{kept}")
+    fixed = " (the rate of requests fixes tok/s)" if goal(workload) == "e2e_s" else ""
+    ranked = objective.rank_by or "throughput"
+    text.append(f"ranked by {RANKED_BY[ranked]}{fixed * (ranked == 'latency')}{kept}")
     if defaults:
         text.append(f"defaults: {', '.join(defaults)}")
     shorter = found.simulated_load.num_prompts

@@ -3,13 +3,16 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.hinges import hinges
 from pipesim.metrics import Latency
+from pipesim.overload import Overload, overload
 from pipesim.prediction import GIB, Prediction
-from pipesim.reasons import NAMES, binding_limit, notes
+from pipesim.reasons import NAMES, binding_limit, hinge_words, notes, overload_words
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
 from pipesim.workload import Workload
 
@@ -31,7 +34,10 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
         "workload": workload_json(prediction.workload) | {"seeds": len(prediction.runs)},
         "metrics": metrics_json(prediction),
         "interval": {name: list(confidence.interval(name)) for name in HEADLINES} | {"level": LEVEL},
+        "overload": overload_json(overload(prediction)),
+        "hangs_on": asdict(found) if (found := hinges(prediction)) else None,
         "closed_form": closed_form_json(prediction.closed_form),
+        "closed_form_holds": prediction.closed_form_holds,
         "breakdown": prediction.breakdown,
         "binding_limit": binding_limit(prediction),
         "notes": notes(prediction),
@@ -57,13 +63,19 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
         "layer_partition": list(deployment.layers),
         "cuda_graph": deployment.engine.cuda_graph,
         "engine_flags": deployment.engine.stated,
+        "memory_share": deployment.memory_share,
     }
+
+
+def overload_json(found: Overload | None) -> dict[str, Any] | None:
+    """Returns what an open loop offers beyond what is carried; None where it carries all."""
+    return None if found is None else asdict(found) | {"queue_growth_per_s": found.queue_growth_per_s}
 
 
 def workload_json(workload: Workload) -> dict[str, Any]:
     """Returns the load, as every answer names it."""
     return {
-        "concurrency": workload.concurrency,
+        "concurrency": workload.concurrency if workload.closed_loop else None,
         "input_len": workload.input_len,
         "output_len": workload.output_len,
         "num_prompts": workload.num_prompts,
@@ -75,6 +87,11 @@ def workload_json(workload: Workload) -> dict[str, Any]:
         "duration_s": workload.duration_s,
         "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
         "warm_up": workload.warm_up,
+        "steady": workload.steady,
+        "spacing_s": workload.spacing_s,
+        "ignore_eos": workload.ignore_eos,
+        "log_spread": workload.log_spread,
+        "like": workload.like or None,
         "trace": str(workload.trace.path) if workload.trace else None,
     }
 
@@ -130,18 +147,17 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     """Returns the screen that `predict` prints."""
     confidence = Confidence(prediction)
     low, high = confidence.interval("output_tokens_per_s")
-    steady = prediction.closed_form
     output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
     requests = prediction.mean("request_throughput_per_s")
-    slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}"
     lines = [
         *_heading(prediction, defaults),
         "",
+        *_overload_lines(prediction),
         f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {requests:.2f} req/s",
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
-        *([] if prediction.workload.trace else [_over_seeds(prediction.over_seeds("output_tokens_per_s"))]),
-        f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
-        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+        *_over_seeds(prediction.over_seeds("output_tokens_per_s")),
+        *_closed_form_lines(prediction),
+        *_hinge_lines(prediction),
         "",
         *_latencies(prediction, confidence),
         "",
@@ -165,17 +181,46 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _over_seeds(rates: Sequence[float]) -> str:
-    return f"{'':<13}{min(rates):>9,.1f} to {max(rates):,.1f} tok/s over {len(rates)} seeds of lengths and arrivals"
+def _overload_lines(prediction: Prediction) -> list[str]:
+    words = overload_words(overload(prediction))
+    return [*textwrap.wrap(words, WIDTH), ""] if words else []
+
+
+def _closed_form_lines(prediction: Prediction) -> list[str]:
+    """Returns the closed form where its assumptions hold, nothing elsewhere."""
+    if not prediction.closed_form_holds:
+        return []
+    steady = prediction.closed_form
+    many = steady.micro_batches > 1
+    slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}" if many else "one micro-batch"
+    return [
+        f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s with {slots};",
+        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+    ]
+
+
+def _hinge_lines(prediction: Prediction) -> list[str]:
+    indent = " " * 13
+    words = [line for text in hinge_words(hinges(prediction)) for line in textwrap.wrap(text, WIDTH - len(indent))]
+    return [f"{'hangs on' if number == 0 else '':<13}{line}" for number, line in enumerate(words)]
+
+
+def _over_seeds(rates: Sequence[float]) -> list[str]:
+    if f"{min(rates):,.1f}" == f"{max(rates):,.1f}":
+        return []
+    return [f"{'':<13}{min(rates):>9,.1f} to {max(rates):,.1f} tok/s over {len(rates)} seeds of lengths and arrivals"]
 
 
 def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
     deployment, workload = prediction.deployment, prediction.workload
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
     plan = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
-    text = textwrap.wrap(f"load: {arrivals(workload)} of {lengths(workload)}", WIDTH, subsequent_indent="  ")
-    if workload.warm_up:
-        text.append(f"metrics from the end of the first {workload.warm_up:,} requests on, without these")
+    like = f" (as {workload.like})" if workload.like else ""
+    text = textwrap.wrap(f"load: {arrivals(workload)} of {lengths(workload)}{like}", WIDTH, subsequent_indent="  ")
+    if workload.opening:
+        until = " until the last request is sent" if workload.steady else " on, without these"
+        what = "steady part: " if workload.steady else "metrics "
+        text.append(f"{what}from the end of the first {workload.opening:,} requests{until}")
     assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
     return [plan, *text, *assumed]
 
@@ -201,10 +246,12 @@ def arrivals(workload: Workload) -> str:
 def lengths(workload: Workload) -> str:
     """Returns in words how long requests are."""
     spread = f" ±{workload.random_range_ratio:.0%}" if workload.random_range_ratio else ""
+    spread += f" on average, lognormal (log spread {workload.log_spread:g})" if workload.log_spread else ""
     context = f", {workload.context_len:,} in context" if workload.context_len else ""
     mean = " on average" if workload.trace else ""
     cached = f", {workload.cached_len:,} of the prompt cached" if workload.cached_len else ""
-    return f"{workload.input_len:,} in, {workload.output_len:,} out{spread}{mean}{cached}{context}"
+    ends = "" if workload.ignore_eos or workload.trace else ", answers that end by themselves"
+    return f"{workload.input_len:,} in, {workload.output_len:,} out{spread}{mean}{cached}{context}{ends}"
 
 
 def _latencies(prediction: Prediction, confidence: Confidence) -> list[str]:

@@ -1,9 +1,9 @@
 """How sure: what a prediction hangs on, and the interval that follows.
 
 Three things make a prediction uncertain: its constants (fit errors, and how AllReduce differs between hosts), what no
-constant explains (the error of whole runs, learned on calibration runs alone), and the draw of lengths and arrivals.
-Their log variances add up. What rests on a datasheet, lies beyond the measured sizes or runs on another engine version
-widens it.
+constant explains (the error of whole runs, learned on calibration runs alone), and the draw of lengths and arrivals,
+with the gaps between a closed loop's first requests as far apart as is plausible. Their log variances add up. What
+rests on a datasheet, lies beyond the measured sizes or runs on another engine version widens it.
 """
 
 import math
@@ -13,9 +13,12 @@ from functools import cached_property
 from statistics import fmean, pvariance
 
 from pipesim.closed_form import SteadyState
+from pipesim.cost.model import CONSTANTS_ALONE
 from pipesim.deployment import Deployment
+from pipesim.engines import box_of_group
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.hardware import HardwareProfile
+from pipesim.variations import arrival_variance
 from pipesim.workload import Workload
 
 LEVEL = 0.8
@@ -29,6 +32,8 @@ EXTRAPOLATED_STD = 0.35
 """Log standard deviation of a price outside the measured sizes."""
 OTHER_VERSION_STD = 0.10
 """Log standard deviation of a whole run on another engine version: two builds on one box differ by up to 29 %."""
+SMALL_STEP = 0.05
+"""Change of a logarithm by which an elasticity is found where no error is known."""
 
 HEADLINES = (
     "output_tokens_per_s",
@@ -48,6 +53,7 @@ class Sensitivity:
 
     constant: str
     log_std: float
+    """0 where none is known."""
     throughput: float
     step_time: float
     prefill_time: float
@@ -59,20 +65,21 @@ class Sensitivity:
         return self.step_time if metric in {"tpot_s", "itl_s", "e2e_s", "step_time_s"} else self.throughput
 
 
-def log_stds(hardware: HardwareProfile) -> dict[str, float]:
-    """Returns the log standard deviation of every group of constants of a box."""
-    unsure = hardware.uncertainty
-    stds = {
-        name.partition("@")[0]: STD_PER_MEAN_ABSOLUTE_ERROR * entry.fit_error
-        for name, entry in hardware.efficiency.items()
-    }
+def log_stds(hardware: HardwareProfile, stack: str = "") -> dict[str, float]:
+    """Returns the log standard deviation of every group of constants of a box, of a kernel that of the stack's own."""
+    unsure, stds = hardware.uncertainty, {}
+    nearest_last = sorted(hardware.efficiency, key=lambda name: (name.endswith(f"@{stack}"), "@" not in name))
+    for name in nearest_last:
+        stds[name.partition("@")[0]] = STD_PER_MEAN_ABSOLUTE_ERROR * hardware.efficiency[name].fit_error
     for op in ("all_reduce", "all_gather"):
         errors = [curve.fit_error for curve in hardware.collectives if curve.op == op]
         stds[op] = STD_PER_MEAN_ABSOLUTE_ERROR * max(errors) if errors else DATASHEET_STD
     if hardware.all_reduce_range:
         width = math.log(hardware.all_reduce_range.slowest / hardware.all_reduce_range.fastest)
         stds["all_reduce"] = max(stds["all_reduce"], width / (2 * Z))
+    front_end = hardware.host.front_end.get(stack)
     return stds | {
+        "front_end": front_end.log_std if front_end else 0.0,
         "launch": unsure.launch,
         "scheduler": unsure.scheduler,
         "small_kernel": unsure.small_kernel,
@@ -81,22 +88,31 @@ def log_stds(hardware: HardwareProfile) -> dict[str, float]:
 
 
 class Confidence:
-    """How sure one prediction is."""
+    """How sure one prediction is.
 
-    def __init__(self, prediction: Prediction, known: tuple[Sensitivity, ...] | None = None) -> None:
+    Args:
+        prediction: which one.
+        known: what each group of constants does to it, if that is known.
+        arrivals: whether to simulate what other gaps between first arrivals do to it.
+    """
+
+    def __init__(
+        self, prediction: Prediction, known: tuple[Sensitivity, ...] | None = None, arrivals: bool = True
+    ) -> None:
         self.prediction = prediction
-        self._known = known
+        self._known, self._arrivals = known, arrivals
 
     @cached_property
     def sensitivities(self) -> tuple[Sensitivity, ...]:
         """What each group of constants does to the prediction."""
-        return self._known or sensitivities(self.prediction.deployment, self.prediction.workload)
+        return self._known or sensitivities(self.prediction.deployment, self.prediction.closed_load)
 
     def log_std(self, metric: str) -> float:
         """Returns the log standard deviation of one headline metric."""
         constants = sum((item.of(metric) * item.log_std) ** 2 for item in self.sensitivities)
         end_to_end = self.prediction.deployment.hardware.uncertainty.end_to_end
-        return math.sqrt(constants + self.seed_variance(metric) + self.doubt_variance + end_to_end**2)
+        arrivals = arrival_variance(self.prediction, metric) if self._arrivals else 0.0
+        return math.sqrt(constants + self.seed_variance(metric) + arrivals + self.doubt_variance + end_to_end**2)
 
     def seed_variance(self, metric: str) -> float:
         """Returns the log variance of one headline metric over lengths and arrivals."""
@@ -118,15 +134,20 @@ class Confidence:
 
 
 def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivity, ...]:
-    """Returns every group of constants, by the closed form, each moved one log std both ways; largest first."""
-    found, used = [], Predictor(deployment).constants(workload)
-    for constant, std in log_stds(deployment.hardware).items():
-        if not std or constant not in used:
-            continue
-        low, high = (_steady(deployment, workload, {constant: math.exp(sign * std)}) for sign in (-1, 1))
-        throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, std)
+    """Returns every group of constants that prices a load, by the closed form, largest effect first.
+
+    Each is moved one log std both ways, one whose error is not known (log_std 0) by `SMALL_STEP`. Prices are all there
+    is to a time: where one user walks through the stages, elasticities add up to −1 (throughput) and 1 (times).
+    """
+    found, stds = [], log_stds(box_of_group(deployment), deployment.engine.kernels)
+    for constant in sorted(Predictor(deployment).constants(workload)):
+        std = stds.get(constant, 0.0)
+        by = std or SMALL_STEP
+        scales = ({CONSTANTS_ALONE + constant: math.exp(sign * by)} for sign in (-1, 1))
+        low, high = (_steady(deployment, workload, scale) for scale in scales)
+        throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, by)
         step, prefill = (
-            _slope(getattr(low, name), getattr(high, name), std) for name in ("step_time_s", "prefill_time_s")
+            _slope(getattr(low, name), getattr(high, name), by) for name in ("step_time_s", "first_token_s")
         )
         found.append(Sensitivity(constant, std, throughput, step, prefill))
     return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))

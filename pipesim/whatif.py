@@ -3,20 +3,17 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from statistics import fmean, pvariance
-from typing import Literal
+from statistics import fmean
 
+from pipesim.changes import Change, goal, switched, with_flags
 from pipesim.deployment import Deployment, EngineSettings
-from pipesim.engines import ENGINES, all_reduce_preference
+from pipesim.engines import all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
 from pipesim.partition import balanced_partition
 from pipesim.passes import StagePrice
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.sensitivity import Confidence, Sensitivity, Z
-from pipesim.workload import Workload
-
-SEEDS = 3
 
 COSTS = {
     "experts": "reading and multiplying routed experts",
@@ -31,20 +28,6 @@ COSTS = {
 
 
 @dataclass(frozen=True)
-class Change:
-    """One change and what it buys."""
-
-    label: str
-    kind: Literal["cost", "switch"]
-    output_tokens_per_s: float
-    speedup: float
-    interval: tuple[float, float]
-    """80 % interval of the speed-up."""
-    key: str = ""
-    """The cost set to zero."""
-
-
-@dataclass(frozen=True)
 class Explanation:
     """A prediction, and every change sorted by what it buys."""
 
@@ -56,18 +39,15 @@ class Explanation:
 
 def explain(prediction: Prediction, progress: Callable[[str], None] = lambda _: None) -> Explanation:
     """Returns what each change of a prediction's deployment would buy, largest first; `progress` hears of each."""
-    deployment, workload = prediction.deployment, prediction.workload
     confidence = Confidence(prediction)
-    base = Predictor(deployment).predict(workload, SEEDS).over_seeds("output_tokens_per_s")
     stds = _cost_stds(prediction, confidence)
     changes = []
     for key, name in COSTS.items():
         progress(name)
-        changes.append(_without(prediction, base, key, stds[key]))
-    for label, changed in switches(deployment, workload):
+        changes.append(_without(prediction, key, stds[key]))
+    for label, flags, changed in switches(prediction):
         progress(label)
-        rates = Predictor(changed).predict(workload, SEEDS).over_seeds("output_tokens_per_s")
-        changes.append(_switched(label, base, rates, deployment.hardware.uncertainty.end_to_end))
+        changes.append(switched(prediction, label, changed, flags))
     changes.sort(key=lambda change: -change.speedup)
     return Explanation(prediction, tuple(changes), tuple(_words(prediction, changes)), confidence.sensitivities)
 
@@ -77,39 +57,34 @@ def _cost_stds(prediction: Prediction, confidence: Confidence) -> dict[str, floa
     stds = {item.constant: item.log_std for item in confidence.sensitivities}
     predictor = Predictor(prediction.deployment)
     found = {key: stds.get(key, 0.0) for key in COSTS}
-    for priced in predictor.operations(predictor.mid_decode(prediction.workload)):
+    for priced in predictor.operations(predictor.mid_decode(prediction.closed_load)):
         category = priced.op.category
         found[category] = max(found[category], stds.get(priced.op.constant, 0.0))
     return found
 
 
-def _without(prediction: Prediction, base: list[float], key: str, std: float) -> Change:
+def _without(prediction: Prediction, key: str, std: float) -> Change:
     """A cost at zero. To first order the gain moves with the cost, whose log standard deviation is known."""
-    free = Predictor(prediction.deployment, {key: 0.0}).predict(prediction.workload, SEEDS)
-    rates = free.over_seeds("output_tokens_per_s")
-    gain = math.log(fmean(rates) / fmean(base))
+    metric, seeds, first = goal(prediction.workload), len(prediction.runs), prediction.first_seed
+    free = Predictor(prediction.deployment, {key: 0.0}).predict(prediction.workload, seeds, first_seed=first)
+    gain = math.log(fmean(free.over_seeds(metric)) / fmean(prediction.over_seeds(metric)))
+    gain *= -1.0 if metric == "e2e_s" else 1.0
     interval = math.exp(gain * math.exp(-Z * std)), math.exp(gain * math.exp(Z * std))
-    label = f"{COSTS[key]} at no cost"
-    return Change(label, "cost", fmean(rates), math.exp(gain), (min(interval), max(interval)), key)
+    label, (low, high) = f"{COSTS[key]} at no cost", (min(interval), max(interval))
+    rate, latency = free.mean("output_tokens_per_s"), free.latency("e2e_s").mean
+    return Change(label, "cost", rate, math.exp(gain), (low, high), key, "", latency)
 
 
-def _switched(label: str, base: list[float], rates: list[float], end_to_end: float) -> Change:
-    """A switch flipped. Both runs share a box, so half of its end-to-end error is taken to cancel."""
-    ratios = [math.log(after / before) for before, after in zip(base, rates, strict=True)]
-    spread = math.exp(Z * math.sqrt(pvariance(ratios) + (end_to_end / 2) ** 2))
-    speedup = math.exp(fmean(ratios))
-    return Change(label, "switch", fmean(rates), speedup, (speedup / spread, speedup * spread))
-
-
-def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, Deployment]]:
-    """Yields every deployment that differs in one switch and that the box can run, with what was flipped."""
+def switches(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
+    """Yields every deployment that differs in one switch and that the box can run, with what was flipped and flags."""
+    deployment = prediction.deployment
     settings, hardware, plan = deployment.engine, deployment.hardware, deployment.plan
-    graph = "without CUDA graphs (--no-cuda-graph)" if settings.cuda_graph else "with CUDA graphs (--cuda-graph)"
-    candidates = [
-        (graph, replace(settings, cuda_graph=not settings.cuda_graph), hardware),
-        *_pipeline_switches(deployment, workload),
-        *_all_reduce_switches(deployment),
-    ]
+    for words, flags, changed in with_flags(prediction):
+        yield f"{words} ({flags})" if flags else words, flags, changed
+    candidates = list(_all_reduce_switches(deployment))
+    if settings.cuda_graph:
+        eager = replace(settings, cuda_graph=False)
+        candidates.append(("without CUDA graphs (--no-cuda-graph)", eager, hardware))
     if plan.gpus > 1:
         p2p = "without peer access (--no-p2p)" if deployment.peer_access else "with peer access (--p2p)"
         candidates += [
@@ -119,36 +94,17 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
         ]
     if settings.kv_cache_dtype == "auto":
         candidates.append(("an FP8 KV cache (--kv-cache-dtype fp8)", replace(settings, kv_cache_dtype="fp8"), hardware))
+    partition = balanced_partition(Predictor(deployment), prediction.closed_load)
     own = replace(plan, layer_partition=deployment.layers)
-    for label, changed, box in candidates:
+    splits = [(own, *candidate) for candidate in candidates]
+    if partition != deployment.layers:
+        label = f"layers split {','.join(map(str, partition))} (--layer-partition)"
+        splits.append((replace(plan, layer_partition=partition), label, settings, hardware))
+    for split, label, flags_changed, box in splits:
         try:
-            yield label, deploy(deployment.model, box, own, changed)
+            yield label, "", deploy(deployment.model, box, split, flags_changed, prediction.workload)
         except PipesimError:
             continue
-    partition = balanced_partition(Predictor(deployment), workload)
-    if partition != deployment.layers:
-        text = ",".join(map(str, partition))
-        moved = replace(plan, layer_partition=partition)
-        yield f"layers split {text} (--layer-partition)", deploy(deployment.model, hardware, moved, settings)
-
-
-def _pipeline_switches(deployment: Deployment, workload: Workload) -> list[tuple[str, EngineSettings, HardwareProfile]]:
-    settings, hardware, pp = deployment.engine, deployment.hardware, deployment.plan.pp
-    if pp == 1 or not ENGINES[settings.name].slots_are_flags:
-        return []
-    found = []
-    users = -(-workload.concurrency // deployment.plan.replicas)
-    for depth in {0, 1, 2} - {settings.pp_async_batch_depth}:
-        cap = -(-users // (pp + depth))
-        label = f"async depth {depth}, slot cap {cap} (--pp-async-batch-depth {depth})"
-        found.append((label, replace(settings, pp_async_batch_depth=depth, pp_max_micro_batch_size=cap), hardware))
-    even = -(-users // (pp + settings.pp_async_batch_depth))
-    if settings.pp_max_micro_batch_size != even:
-        label = f"slot cap {even} (--pp-max-micro-batch-size {even})"
-        found.append((label, replace(settings, pp_max_micro_batch_size=even), hardware))
-    if settings.pp_max_micro_batch_size is not None:
-        found.append(("the engine's default slot cap", replace(settings, pp_max_micro_batch_size=None), hardware))
-    return found
 
 
 def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettings, HardwareProfile]]:
@@ -160,7 +116,7 @@ def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettin
         if all_reduce_preference(replace(deployment, engine=replace(settings, allreduce=kind)))
         != all_reduce_preference(deployment)
     ]
-    spread = hardware.all_reduce_range
+    spread = box_of_group(deployment).all_reduce_range
     if tp > 1 and spread:
         for word, factor in (("fastest", spread.fastest), ("slowest", spread.slowest)):
             label = f"AllReduce of the {word} published host of the kind"
@@ -183,7 +139,7 @@ def _words(prediction: Prediction, changes: list[Change]) -> Iterator[str]:
 def _rival(prediction: Prediction) -> str:
     """What AllReduce would have to cost to explain a launch-bound step, and what would tell the two causes apart."""
     predictor = Predictor(prediction.deployment)
-    batch = predictor.mid_decode(prediction.workload)
+    batch = predictor.mid_decode(prediction.closed_load)
     stage: StagePrice = predictor.price(batch).stages[0]
     calls = [priced for priced in predictor.price.operations(batch, 0) if priced.op.constant == "all_reduce"]
     now = stage.by_category["all_reduce"] / len(calls)

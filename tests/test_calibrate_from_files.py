@@ -7,10 +7,16 @@ import pytest
 
 from pipesim.calibration import curves_from_nccl_tests, fit_runs
 from pipesim.calibration.runs import calibration_runs
+from pipesim.cost import CostModel
 from pipesim.errors import ProfileError
-from pipesim.profiles.store import load_hardware
+from pipesim.ops import Collective
+from pipesim.profiles.hardware import HardwareProfile
+from pipesim.profiles.store import available, load_hardware
+from pipesim.reasons import notes
 from pipesim.runs import load_runs
-from tests.conftest import ROOT, RunCli
+from pipesim.sensitivity import Confidence
+from pipesim.workload import Workload
+from tests.conftest import BOX, ROOT, RunCli, predictor
 
 DATA = ROOT / "tests" / "data"
 
@@ -49,7 +55,7 @@ def test_runs_of_other_roles_are_not_fitted_to() -> None:
 
 def test_an_nccl_tests_file_replaces_the_curve_of_the_box_and_names_itself(my_box: Path, run_cli: RunCli) -> None:
     measured = DATA / "nccl_two_tests_8.txt"
-    (curve,) = [fit.curve for fit in curves_from_nccl_tests([measured]).fits]
+    curve, eager = (fit.curve for fit in curves_from_nccl_tests([measured], load_hardware(str(my_box))).fits)
     before = my_box.read_text(encoding="utf-8")
     dry = run_cli("calibrate", my_box, "--nccl-tests", measured, "--dry-run")
     assert dry.code == 0
@@ -59,14 +65,71 @@ def test_an_nccl_tests_file_replaces_the_curve_of_the_box_and_names_itself(my_bo
     box = load_hardware(str(my_box))
     written = next(c for c in box.collectives if (c.op, c.ranks, c.launch) == ("all_reduce", 8, "graph"))
     assert written.lines == curve.lines
+    assert [c for c in box.collectives if (c.op, c.ranks, c.launch) == ("all_reduce", 8, "eager")] == [
+        eager.model_copy(update={"source": written.source})
+    ]
     assert "nccl_two_tests_8.txt" in box.sources[written.source].text
     assert my_box.read_text(encoding="utf-8").startswith(before.splitlines()[0]), "comments are kept"
     assert "# CPU times of the engine on this host." in my_box.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("command", ["calibrate", "import"])
+def test_a_measured_all_reduce_ends_the_doubt_about_the_host(command: str, tmp_path: Path, run_cli: RunCli) -> None:
+    measured, path = DATA / "nccl_two_tests_8.txt", tmp_path / "mine.toml"
+    if command == "calibrate":
+        ran = run_cli("calibrate", "rtx-pro-6000-x8", "--nccl-tests", measured, "-o", path)
+    else:
+        ran = run_cli("import", "nccl-tests", measured, "--base", "rtx-pro-6000-x8", "--name", "mine", "-o", path)
+    assert ran.code == 0, ran.err
+    own = load_hardware(str(path))
+    assert own.name == "mine"
+    for launch in ("graph", "eager"):
+        before, after = (
+            CostModel(box, launch).price(Collective("all_reduce", "all_reduce", 8, 2.0**20)) for box in (BOX, own)
+        )
+        assert after.seconds == pytest.approx(181e-6, rel=0.1)
+        assert after.seconds > 1.3 * before.seconds
+
+    def answer(box: HardwareProfile, tp: int, **flags: object) -> tuple[float, list[str]]:
+        prediction = predictor(tp, 8 // tp, box, **flags).predict(Workload(32, 32, 8, 128), seeds=1)
+        low, high = Confidence(prediction).interval("output_tokens_per_s")
+        return high / low, [text for text in notes(prediction) if "property of the host" in text]
+
+    (wide, said), (narrow, unsaid) = (answer(box, 8) for box in (BOX, own))
+    assert said
+    assert not unsaid
+    assert narrow < 1.25
+    assert wide > 1.8
+    assert answer(own, 4)[1], "what was measured over 8 ranks says nothing of 4"
+    assert answer(own, 8, allreduce="pcie-oneshot")[1], "nor of another implementation"
+
+
+def test_a_profile_that_comes_with_pipesim_is_never_written_to(run_cli: RunCli, tmp_path: Path) -> None:
+    measured, shipped = DATA / "nccl_two_tests_8.txt", ROOT / "hardware_profiles" / "rtx-pro-6000-x8.toml"
+    before = shipped.read_bytes()
+    for name in ("rtx-pro-6000-x8", shipped):
+        ran = run_cli("calibrate", name, "--nccl-tests", measured)
+        assert (ran.code, ran.out) == (2, "")
+        assert "comes with pipesim" in ran.err
+        assert "-o FILE" in ran.err
+    assert run_cli("calibrate", "rtx-pro-6000-x8", "--nccl-tests", measured, "--dry-run").code == 0
+    new = tmp_path / "mine.toml"
+    assert run_cli("calibrate", "rtx-4090-x2", "--nccl-tests", DATA / "nccl_all_reduce_2.txt", "-o", new).code == 0
+    assert load_hardware(str(new)).gpus == 2
+    ran = run_cli("calibrate", new, "--nccl-tests", tmp_path / "none.txt", "-o", tmp_path / "other.toml")
+    assert ran.code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+    assert shipped.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", sorted(available("hardware")))
+def test_the_range_of_published_hosts_is_of_boxes_with_this_gpu(name: str) -> None:
+    assert (load_hardware(name).all_reduce_range is not None) == name.startswith("rtx-pro-6000")
+
+
 def test_the_same_collective_twice_is_refused() -> None:
     with pytest.raises(ProfileError, match="second time"):
-        curves_from_nccl_tests([DATA / "nccl_all_reduce_2.txt", DATA / "nccl_all_reduce_2.txt"])
+        curves_from_nccl_tests([DATA / "nccl_all_reduce_2.txt", DATA / "nccl_all_reduce_2.txt"], BOX)
 
 
 def test_a_cut_off_file_is_refused_and_the_profile_left_alone(my_box: Path, tmp_path: Path, run_cli: RunCli) -> None:

@@ -10,7 +10,7 @@ from pipesim.calibration.curves import CurveFit, fit_curve
 from pipesim.calibration.runs import RunFit
 from pipesim.errors import ProfileError
 from pipesim.importers.nccl_tests import CollectiveMeasurement, read_nccl_tests
-from pipesim.profiles.hardware import CollectiveOp
+from pipesim.profiles.hardware import CollectiveOp, HardwareProfile
 
 WIDTH = 80
 
@@ -23,10 +23,12 @@ class MeasuredCurves:
     left_out: tuple[str, ...]
 
 
-def curves_from_nccl_tests(paths: Sequence[Path]) -> MeasuredCurves:
+def curves_from_nccl_tests(paths: Sequence[Path], box: HardwareProfile) -> MeasuredCurves:
     """Returns one curve per collective and number of ranks in some nccl-tests files, out of place.
 
-    nccl-tests launches back to back, so that the CPU's launch hides: the curve is that of a captured launch.
+    nccl-tests launches back to back, so that the CPU's launch hides: the curve is that of a captured launch. Where the
+    box has another for launches from Python, that is replaced too: by the same lines, none sooner than the old one's
+    start, which is the launch and not the link.
 
     Raises:
         ProfileError: for a file that cannot be used, or two that measure the same.
@@ -43,13 +45,26 @@ def curves_from_nccl_tests(paths: Sequence[Path]) -> MeasuredCurves:
                 given = f"{measurement.op} over {measurement.ranks} ranks a second time"
                 raise ProfileError(path, "", given, "each collective and number of ranks once")
             fits[key] = _fit(path, measurement)
-    return MeasuredCurves(tuple(fits.values()), tuple(left_out))
+    eager = [_eager(fit, box) for fit in fits.values()]
+    return MeasuredCurves((*fits.values(), *filter(None, eager)), tuple(left_out))
 
 
 def _fit(path: Path, measurement: CollectiveMeasurement) -> CurveFit:
     op: CollectiveOp = "all_reduce" if measurement.op == "all_reduce" else "all_gather"
     fit = fit_curve(op, measurement.ranks, "graph", "nccl", measurement.points)
-    return replace(fit, origin=f"{_tool(measurement.version)}, {path.name}")
+    curve = fit.curve.model_copy(update={"own": True})
+    return replace(fit, curve=curve, origin=f"{_tool(measurement.version)}, {path.name}")
+
+
+def _eager(fit: CurveFit, box: HardwareProfile) -> CurveFit | None:
+    """Returns a measured curve as launched from Python, where the box has one so launched."""
+    key = (fit.curve.op, fit.curve.ranks, "eager", "nccl")
+    old = next((c for c in box.collectives if (c.op, c.ranks, c.launch, c.implementation) == key), None)
+    if old is None:
+        return None
+    start = min(line.latency for line in old.lines)
+    lines = tuple(line.model_copy(update={"latency": max(line.latency, start)}) for line in fit.curve.lines)
+    return replace(fit, curve=fit.curve.model_copy(update={"launch": "eager", "lines": lines}))
 
 
 def _tool(version: str) -> str:

@@ -14,7 +14,9 @@ HIGHEST = {"compute": 1.0, "memory": 1.0, "overlap": 1.0, "floor": 1e-3, "split_
 STARTS = (
     {"compute": 0.6, "memory": 0.8, "overlap": 0.8, "floor": 10e-6, "split_token": 2e-8},
     {"compute": 0.15, "memory": 0.8, "overlap": 0.3, "floor": 15e-6, "split_token": 6e-8},
+    {"compute": 0.1, "memory": 0.8, "overlap": 0.85, "floor": 10e-6, "split_token": 6e-8},
 )
+"""The first holds the usual values, which decide where rows do not."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,14 @@ class KernelFit:
     def name(self) -> str:
         """Key of the hardware profile's efficiency table."""
         return self.cases.kernel
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the constants has to know beside their errors."""
+        told = log_std(self.names, self.covariance)
+        untold = ", ".join(name for name in self.names if name not in told)
+        parts = (self.note, untold and f"at a bound, or not told apart by the rows: {untold}")
+        return tuple(filter(None, parts))
 
     def efficiency(self, source: str) -> Efficiency:
         """Returns the entry of a hardware profile."""

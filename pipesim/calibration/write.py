@@ -76,7 +76,7 @@ def source_text(fit: Fit) -> str:
     errors = fit.errors
     table: Table | None = fit.cases.table if isinstance(fit, KernelFit) else fit.table
     rows = f"{fit.cases.rows}, {len(fit.cases)} rows" if isinstance(fit, KernelFit) else f"{fit.points} sizes"
-    note = f"; {fit.note}" if isinstance(fit, KernelFit) and fit.note else ""
+    note = "".join(f"; {text}" for text in fit.remarks) if isinstance(fit, KernelFit) else ""
     origin = f"{PACKAGE} {package_version()}, {table}" if table else fit.origin if isinstance(fit, CurveFit) else ""
     return (
         f"{origin}: {rows}; mean error {_percent(errors.mean)}, on every second size "
@@ -230,6 +230,7 @@ def _curve_entries(curve: CollectiveCurve, source: str) -> dict[str, object]:
             for line in curve.lines
         ],
         "measured_bytes": [format_quantity(size, "B") for size in curve.measured_bytes],
+        "own": curve.own or None,
         "fit_error": curve.fit_error,
         "log_std": curve.log_std,
         "source": source,

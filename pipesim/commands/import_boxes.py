@@ -121,7 +121,7 @@ def import_nccl_tests(
 
     base = _base(base, files)
     below = load_hardware(base)
-    found = curves_from_nccl_tests(files)
+    found = curves_from_nccl_tests(files, below)
     fits = found.fits
     for text in found.left_out:
         note(f"not needed: {text}")

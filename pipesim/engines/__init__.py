@@ -4,8 +4,17 @@
 """
 
 from pipesim.engines import rebatch, sglang, vllm
-from pipesim.engines.base import Engine, MicroBatch, Policy, Request, StagePolicy, all_reduce_preference
+from pipesim.engines.base import Engine, MicroBatch, Policy, Request, StagePolicy, all_reduce_preference, box_of_group
 
 ENGINES: dict[str, Engine] = {"sglang": sglang.ENGINE, "vllm": vllm.ENGINE, "rebatch": rebatch.ENGINE}
 
-__all__ = ["ENGINES", "Engine", "MicroBatch", "Policy", "Request", "StagePolicy", "all_reduce_preference"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "MicroBatch",
+    "Policy",
+    "Request",
+    "StagePolicy",
+    "all_reduce_preference",
+    "box_of_group",
+]

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.engines.share import MemoryShare
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
-from pipesim.workload import Batch, DecodeStep, PrefillChunk, Workload
+from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +81,12 @@ class MicroBatch:
     finishing_prefill: Sequence[Request] = ()
     decode_step: int = -1
     """Index of this decode step within its slot; −1 for prefill alone."""
+
+    @property
+    def outputs(self) -> int:
+        """Requests that get tokens of it."""
+        decode = self.batch.decode if isinstance(self.batch, MixedStep) else self.batch
+        return len(self.finishing_prefill) + (decode.requests if isinstance(decode, DecodeStep) else 0)
 
     @property
     def prefills(self) -> bool:
@@ -197,12 +204,16 @@ class Engine:
     """(layers, stages) → layers of each stage."""
     kv_capacity_tokens: Callable[[Deployment], int]
     """Tokens that the KV cache holds; at most 0 when the weights leave no room."""
+    share: MemoryShare
+    """Its flag for the share of memory that it takes."""
     policy: Callable[[Deployment, int], Policy | StagePolicy]
     """(deployment, KV capacity in tokens) → the scheduler of one run."""
     prefill_budget: Callable[[Deployment], int]
     """Most prompt tokens of one launch."""
     decode_batch: Callable[[Deployment, int, int], Batch]
     """(deployment, requests, tokens they hold in all) → their decode step."""
+    most_in_slot: Callable[[Deployment, int], int]
+    """(deployment, KV capacity) → most requests that decode in one slot."""
     slots_are_flags: bool
     """Whether a slot cap and an async depth are flags of the engine."""
     absorbs_context: Callable[[Deployment], bool]
@@ -227,10 +238,22 @@ def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
     return ("nccl",) if choice == "nccl" else (choice, "nccl")
 
 
+def box_of_group(deployment: Deployment) -> HardwareProfile:
+    """Returns the box that a tensor-parallel group of a deployment sees: with the AllReduce it may use and no other."""
+    return deployment.hardware.seen_by(deployment.plan.tp, all_reduce_preference(deployment))
+
+
 def settle(
-    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine
+    model: ModelProfile,
+    hardware: HardwareProfile,
+    plan: ParallelPlan,
+    settings: EngineSettings,
+    engine: Engine,
+    needed_tokens: int = 1,
 ) -> Deployment:
-    """Returns the deployment with the layers of each stage as the engine, or the person, splits them.
+    """Returns the deployment with layers of each stage and the share of memory as the engine, or the person, sets them.
+
+    `needed_tokens` of KV cache are what the engine's own share of memory has to leave, or a larger one is taken.
 
     Raises:
         UsageError, InfeasibleDeployment: see `Deployment`.
@@ -239,4 +262,6 @@ def settle(
         model = model.with_kv_cache(settings.kv_cache_dtype)
     stages = min(plan.pp, model.layers)
     layers = plan.layer_partition or engine.layer_partition(model.layers, stages)
-    return Deployment(model, hardware, plan, settings, layers)
+    return engine.share.settled(
+        Deployment(model, hardware, plan, settings, layers), engine.kv_capacity_tokens, needed_tokens
+    )

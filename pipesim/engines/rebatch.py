@@ -12,6 +12,7 @@ from math import ceil
 
 from pipesim.deployment import Deployment
 from pipesim.engines import sglang
+from pipesim.engines import sglang_memory as memory
 from pipesim.engines.base import Engine, LoopShape, Parcel, Request, StageBatch
 from pipesim.engines.prompts import PromptQueue, prompts_together
 from pipesim.engines.slots import padded_decode
@@ -46,8 +47,8 @@ class RebatchPolicy(PromptQueue):
         self._rows = sglang.max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), self._rows, kv_capacity, deployment.engine)
         self.absorbs_context = sglang.absorbs_context(deployment)
-        self._budget = sglang.prefill_budget(deployment)
-        self._captured = sglang.captured_batches(deployment)
+        self._budget = memory.prefill_budget(deployment)
+        self._captured = memory.captured_batches(deployment)
         self._gained = deployment.engine.tokens_per_step
         self._uncommitted: float = kv_capacity
         self._steps_left: dict[Request, int] = {}
@@ -166,10 +167,12 @@ class RebatchPolicy(PromptQueue):
 
 ENGINE = Engine(
     layer_partition=sglang.layer_partition,
-    kv_capacity_tokens=sglang.kv_capacity_tokens,
+    kv_capacity_tokens=memory.kv_capacity_tokens,
+    share=memory.SHARE,
     policy=RebatchPolicy,
-    prefill_budget=sglang.prefill_budget,
+    prefill_budget=memory.prefill_budget,
     decode_batch=sglang.ENGINE.decode_batch,
+    most_in_slot=lambda _, kv_capacity: kv_capacity,
     slots_are_flags=False,
     absorbs_context=sglang.absorbs_context,
     last_worker_waits=lambda _: False,

@@ -1,24 +1,26 @@
-"""SGLang: micro-batch slots, admission, layer partition, KV rule and captured batch sizes.
+"""SGLang: micro-batch slots, admission and layer partition. Memory is next door (`sglang_memory`).
 
 Read from SGLang 0.5.10.post1 and 0.5.23; each function names the file it follows.
 """
 
 from collections.abc import Callable
-from math import inf
-from typing import NamedTuple
 
-from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
 from pipesim.engines.attention_ranks import AttentionRanks
 from pipesim.engines.base import Engine, LoopShape, MicroBatch, Policy, Prompts, Request
 from pipesim.engines.chunk_sizer import ChunkSizer, fitted
+from pipesim.engines.sglang_memory import (
+    MAX_PREFILL_TOKENS,
+    SHARE,
+    captured_batches,
+    chunked_prefill_size,
+    kv_capacity_tokens,
+    prefill_budget,
+)
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
 from pipesim.workload import Batch, DecodeStep, MixedStep, Workload
 
-MIB, GIB = 2**20, 2**30
 FEWEST_RUNNING_REQUESTS, MOST_RUNNING_REQUESTS = 2048, 4096
-MAX_PREFILL_TOKENS = 16384
-"""Most prompt tokens of one launch, however large a chunk (srt/server_args.py `max_prefill_tokens`)."""
 CLIPPED_TOKENS = 4096
 """Most output tokens that admission reckons with (srt/managers/schedule_policy.py)."""
 FIRST_NEW_TOKEN_RATIO, LEAST_SHARE, DECAY_STEPS, RETRACT_STEPS = 0.7, 0.14, 600, 20
@@ -29,7 +31,6 @@ DP_ATTENTION_FACTOR = 0.3
 RESERVES_FIXED_LENGTHS = (0, 5, 22)
 """First version that reckons with all of the output of a running request that ignores its end of sequence
 (managers/schedule_policy.py `_get_running_request_total_token_offset`; absent from 0.5.21)."""
-
 OVERLAPS_ROUNDS = (0, 5, 14)
 """First version known to prepare a round of speculation while the one before runs (arg_groups/speculative_hook.py;
 0.5.10.post1 does with `SGLANG_ENABLE_SPEC_V2` alone)."""
@@ -38,101 +39,10 @@ CHUNK_KEEPS_ITS_ROW = (0, 5, 23)
 (managers/scheduler.py `get_num_allocatable_reqs`; 0.5.10.post1 to 0.5.22 count it)."""
 
 
-class MemoryClass(NamedTuple):
-    """Defaults for GPUs of less than some memory (srt/server_args.py `_handle_gpu_memory_settings`)."""
-
-    below: float
-    """Memory [B]."""
-    chunked_prefill_size: int
-    captured_below_tp4: int
-    captured_from_tp4: int
-
-
-MEMORY_CLASSES = (
-    MemoryClass(20 * GIB, 2048, 8, 8),
-    MemoryClass(35 * GIB, 2048, 24, 80),
-    MemoryClass(60 * GIB, 4096, 32, 160),
-    MemoryClass(160 * GIB, 8192, 256, 512),
-    MemoryClass(inf, 16384, 512, 512),
-)
-
-
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
     """Returns the layers of each stage; the last ones get the remainder (srt/distributed/utils.py `get_pp_indices`)."""
     base, extra = divmod(layers, stages)
     return tuple(base + (stage >= stages - extra) for stage in range(stages))
-
-
-def memory_class(deployment: Deployment) -> MemoryClass:
-    """Returns SGLang's defaults for the box's GPUs."""
-    return next(entry for entry in MEMORY_CLASSES if deployment.hardware.gpu.memory < entry.below)
-
-
-def chunked_prefill_size(deployment: Deployment) -> int:
-    """Returns the prefill budget of one launch [tokens]."""
-    return deployment.engine.chunked_prefill_size or memory_class(deployment).chunked_prefill_size
-
-
-def largest_captured(deployment: Deployment) -> int:
-    """Returns the largest captured decode batch of an attention rank, 0 without CUDA graphs."""
-    if not deployment.engine.cuda_graph:
-        return 0
-    defaults = memory_class(deployment)
-    largest = defaults.captured_below_tp4 if deployment.plan.tp < 4 else defaults.captured_from_tp4
-    running = deployment.engine.max_running_requests
-    return min(largest, -(-running // deployment.plan.attention_dp)) if running else largest
-
-
-def captured_sizes(largest: int, drafting: bool = False) -> list[int]:
-    """Returns the decode batch sizes [requests] that have a CUDA graph (arg_groups/cuda_graph_hook.py)."""
-    sizes = [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, 4097, 32)]
-    if drafting:
-        sizes = [*range(1, 9), *range(10, 33, 2), *range(40, 65, 4), *range(72, 257, 8), *range(272, 4097, 16)]
-    return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
-
-
-def captured_batches(deployment: Deployment) -> list[int]:
-    """Returns the captured batch sizes of a stage: ranks that attend for their own requests are padded alike."""
-    sizes = captured_sizes(largest_captured(deployment), deployment.engine.draft_tokens > 0)
-    return [deployment.plan.attention_dp * size for size in sizes]
-
-
-def prefill_budget(deployment: Deployment) -> int:
-    """Returns the most prompt tokens of one launch: a chunk, and on no rank more than the limit of any launch.
-
-    Ranks that attend for their own requests share a chunk (arg_groups/parallel_hook.py).
-    """
-    ranks = deployment.plan.attention_dp
-    return ranks * min(chunked_prefill_size(deployment) // ranks, MAX_PREFILL_TOKENS)
-
-
-def mem_fraction_static(deployment: Deployment) -> float:
-    """Returns the share of free memory for weights and KV cache (srt/server_args.py `_handle_gpu_memory_settings`).
-
-    The further cut for vision models (`adjust_mem_fraction_for_vlm`) is left out: with it PP8 of Kimi K2.6 would not
-    start, and the founding box ran PP8.
-    """
-    if deployment.engine.mem_fraction_static is not None:
-        return deployment.engine.mem_fraction_static
-    memory = deployment.hardware.gpu.memory / MIB
-    reserved = 512 + 1.5 * max(chunked_prefill_size(deployment), 2048)
-    reserved += 2 * largest_captured(deployment) + deployment.plan.gpus_per_replica / 8 * 1024
-    if memory > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
-    return round((memory - reserved) / memory, 3)
-
-
-def kv_capacity_tokens(deployment: Deployment) -> int:
-    """Returns the tokens of the KV cache (model_executor: `_profile_available_bytes`, `_apply_token_constraints`).
-
-    The fullest GPU and the deepest stage both bind, even where they are different ones. At most 0 when nothing is left.
-    """
-    stages = range(deployment.plan.pp)
-    ranks = [rank_memory(deployment, stage) for stage in stages]
-    before = deployment.hardware.gpu.memory - ranks[0].context
-    free = min(before - rank.weights - rank.extra_weights for rank in ranks)
-    slack = before * (1.0 - mem_fraction_static(deployment))
-    return int((free - slack) // max(kv_bytes_per_token(deployment, stage) for stage in stages))
 
 
 def max_running_requests(deployment: Deployment, kv_capacity: int) -> int:
@@ -248,7 +158,8 @@ class SglangPolicy(SlotScheduler):
     def measure(self, first_stage: Callable[[Batch], int]) -> None:
         """Fits the sizer of dynamic chunks; without pipeline stages the flag has no effect (managers/scheduler.py)."""
         if self._settings.enable_dynamic_chunking and self._deployment.plan.pp > 1:
-            base, positions = self._prefill_budget, self._deployment.model.max_positions
+            base = chunked_prefill_size(self._deployment) // self._deployment.plan.attention_dp
+            positions = self._deployment.model.max_positions
             smooth = self._settings.dynamic_chunking_smooth_factor
             self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
 
@@ -353,9 +264,11 @@ def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Deco
 ENGINE = Engine(
     layer_partition=layer_partition,
     kv_capacity_tokens=kv_capacity_tokens,
+    share=SHARE,
     policy=_policy,
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
+    most_in_slot=micro_batch_cap,
     slots_are_flags=True,
     absorbs_context=absorbs_context,
     last_worker_waits=lambda _: False,

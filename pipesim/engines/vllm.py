@@ -1,30 +1,26 @@
-"""vLLM V1: the batch queue, one token budget for prompts and decodes, cadence groups, layer partition, KV rule.
+"""vLLM V1: the batch queue, one token budget for prompts and decodes, cadence groups, layer partition.
 
 Read from vLLM 0.33.0; each function names the file it follows. With asynchronous scheduling a decoding request is
 eligible again exactly `pp` scheduler steps later, so requests form up to P groups by the step that ended their prompt:
 a group is a slot. Without it the same groups form, since a request in flight is skipped until its result is back.
 """
 
-from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
 from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
+from pipesim.engines.vllm_memory import (
+    SHARE,
+    captured_sizes,
+    kv_capacity_tokens,
+    largest_captured,
+    max_num_seqs,
+    token_budget,
+)
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
 
-GIB = 2**30
-LARGE_GPU = 70 * GIB
-LARGE_GPU_BUDGET, SMALL_GPU_BUDGET = 8192, 2048
-LARGE_GPU_SEQUENCES, SMALL_GPU_SEQUENCES = 1024, 256
-MOST_CAPTURED, CAPTURES_MORE = 512, (0, 29)
-"""Tokens of the largest step that has a CUDA graph, and the first version known to capture twice that on data centre
-Blackwell (config/vllm.py; 0.22.0 does not)."""
 ADMITS_WHOLE_PROMPTS = (0, 19)
 """First version that lets a request in only where its whole prompt fits (config/scheduler.py
 `scheduler_reserve_full_isl`; absent from 0.18.0)."""
-DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
-WORKSPACE_PER_TOKEN_AND_CHANNEL = 52.0
-"""Bytes of activations and graph pools per budgeted token and hidden channel: Kimi K2.6 on TP8 with 96 GB GPUs, FP8 KV
-and utilization 0.94 leaves 437,264 tokens (rtx6kpro wiki, models/kimi-k26.md): 3.0 GiB at 8,192 tokens of 7,168."""
 
 
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
@@ -33,53 +29,10 @@ def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(base + (stages - 1 - extra <= stage < stages - 1) for stage in range(stages))
 
 
-def token_budget(deployment: Deployment) -> int:
-    """Returns the tokens of one step, `max_num_batched_tokens` (engine/arg_utils.py)."""
-    large = deployment.hardware.gpu.memory >= LARGE_GPU
-    return deployment.engine.chunked_prefill_size or (LARGE_GPU_BUDGET if large else SMALL_GPU_BUDGET)
-
-
-def max_num_seqs(deployment: Deployment) -> int:
-    """Returns the most running requests, over all stages together (engine/arg_utils.py)."""
-    large = deployment.hardware.gpu.memory >= LARGE_GPU
-    return deployment.engine.max_running_requests or (LARGE_GPU_SEQUENCES if large else SMALL_GPU_SEQUENCES)
-
-
 def largest_group(deployment: Deployment) -> int:
     """Returns the most requests that decode in one step: no limit of its own, or an even share (PR 57433)."""
     limit = max_num_seqs(deployment)
     return -(-limit // deployment.plan.pp) if deployment.engine.cap_decodes_per_step else limit
-
-
-def largest_captured(deployment: Deployment) -> int:
-    """Returns the most tokens of a step that has a CUDA graph (config/vllm.py), 0 when eager is enforced."""
-    engine = deployment.engine
-    if not engine.cuda_graph:
-        return 0
-    blackwell = deployment.hardware.gpu.architecture == "sm_100" and not engine.version_before(CAPTURES_MORE)
-    most = 2 * MOST_CAPTURED if blackwell else MOST_CAPTURED
-    return min(2 * max_num_seqs(deployment) * (engine.draft_tokens + 1), most, token_budget(deployment))
-
-
-def captured_sizes(deployment: Deployment) -> list[int]:
-    """Returns the decode batch sizes [requests] that have a CUDA graph (config/vllm.py `_set_cudagraph_sizes`).
-
-    The limit is on tokens: with a draft every request brings several, and a larger batch runs kernel by kernel.
-    """
-    largest = largest_captured(deployment) // (deployment.engine.draft_tokens + 1)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 2 * MOST_CAPTURED + 1, 16), max_num_seqs(deployment)]
-    return sorted({size for size in sizes if size <= largest})
-
-
-def kv_capacity_tokens(deployment: Deployment) -> int:
-    """Returns the tokens of the KV cache: the smallest worker's (v1/core/kv_cache_planning.py); 0 or less if none."""
-    utilization = deployment.engine.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
-    usable = deployment.hardware.gpu.memory * utilization
-    workspace = WORKSPACE_PER_TOKEN_AND_CHANNEL * token_budget(deployment) * deployment.model.hidden_size
-    return min(
-        int((usable - workspace - rank_memory(deployment, stage).total) // kv_bytes_per_token(deployment, stage))
-        for stage in range(deployment.plan.pp)
-    )
 
 
 def loop_shape(deployment: Deployment) -> LoopShape:
@@ -185,9 +138,11 @@ def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Batc
 ENGINE = Engine(
     layer_partition=layer_partition,
     kv_capacity_tokens=kv_capacity_tokens,
+    share=SHARE,
     policy=VllmPolicy,
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
+    most_in_slot=lambda deployment, _: largest_group(deployment),
     slots_are_flags=False,
     absorbs_context=lambda _: False,
     last_worker_waits=last_worker_waits,

@@ -8,10 +8,11 @@ from math import log
 from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
 from pipesim.partition import balanced_partition
-from pipesim.planning.evaluate import Candidate, SharedPrices, Split, consider
+from pipesim.planning.evaluate import Candidate, Split, consider
 from pipesim.planning.question import PlanQuestion
 from pipesim.planning.space import Rejection, further_settings, placements, settled, slot_settings, splits, variants
 from pipesim.profiles.hardware import HardwareProfile
+from pipesim.variations import SharedPrices
 
 REFINED_PER_SPLIT = 3
 """Slot settings of a split of which further settings are tried."""

@@ -79,10 +79,15 @@ class _Lender:
 
     def table(self, key: str, relative: Document) -> None:
         """The entries of a table as they are. They are the host's and engine's, not the GPU's: their basis stays."""
-        own, table = self.result.get(key, {}), relative[key]
-        if "source" in table and "source" not in own:
-            table = {**table, "source": self._source(table["source"], relative, self.borrowing.profile, None)}
-        self.result[key] = {**table, **own}
+        own = self.result.get(key, {})
+        self.result[key] = {**self._as_is(relative[key], relative, "source" in own), **own}
+
+    def _as_is(self, table: Document, relative: Document, own_source: bool = False) -> Document:
+        """Returns a table, and the tables in it, under sources of this box."""
+        lent = {key: self._as_is(value, relative) if isinstance(value, dict) else value for key, value in table.items()}
+        if "source" in table and not own_source:
+            lent["source"] = self._source(table["source"], relative, self.borrowing.profile, None)
+        return lent
 
     def efficiencies(self, relative: Document) -> None:
         own = self.result.get("efficiency", {})
@@ -130,9 +135,15 @@ class _Lender:
         lent = [curve for curve in linked["collectives"] if (curve["op"], curve["ranks"]) not in known]
         group = len(linked["topology"]["groups"][0])
         self.result["collectives"] = [*own, *(self._curve(curve, group, linked, name) for curve in lent)]
-        if lent and "all_reduce_range" in linked and "all_reduce_range" not in self.result:
-            table = linked["all_reduce_range"]
+        table = linked.get("all_reduce_range")
+        if lent and table and "all_reduce_range" not in self.result and self._has_gpus_of(table, linked):
             self.result["all_reduce_range"] = {**table, "source": self._source(table["source"], linked, name, None)}
+
+    def _has_gpus_of(self, spread: Document, linked: Document) -> bool:
+        """Whether the published hosts behind a range have this box's GPU: it says nothing of any other."""
+        own = self.result.get("gpu")
+        name = str(own.get("name", "")) if isinstance(own, dict) else ""
+        return name.startswith(spread["gpu"]) if spread.get("gpu") else name == linked["gpu"]["name"]
 
     def _curve(self, curve: Document, group: int, linked: Document, name: str) -> Document:
         key = "same_group_bandwidth" if curve["ranks"] <= group else "cross_group_bandwidth"
@@ -146,7 +157,7 @@ class _Lender:
         ]
         note = "" if faster == 1.0 else f", bandwidths scaled by {faster:.3g} as its links"
         source = self._source(curve["source"], linked, name, note=note)
-        return {**curve, "lines": lines, "fit_error": self._widened(curve["fit_error"]), "source": source}
+        return {**curve, "own": False, "lines": lines, "fit_error": self._widened(curve["fit_error"]), "source": source}
 
     def _widened(self, fit_error: float) -> float:
         return min(1.0, math.hypot(fit_error, self.borrowing.log_std * MEAN_ABSOLUTE_PER_STD))

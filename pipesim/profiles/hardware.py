@@ -1,5 +1,6 @@
 """A box: GPUs, links, topology, collectives, kernel efficiencies and host times, each with its source."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -87,6 +88,8 @@ class CollectiveCurve(Frozen):
     lines: tuple[Line, ...] = Field(min_length=1, max_length=3)
     measured_bytes: tuple[Bytes, Bytes]
     """Smallest and largest message that the curve was fitted to."""
+    own: bool = False
+    """Measured on this very box, so that the range of other hosts says nothing of it."""
     fit_error: Fraction
     log_std: dict[str, Annotated[float, Field(ge=0.0)]] = Field(default_factory=dict)
     """Standard error of the logarithm of each fitted constant: "latency_0", "bandwidth_0", "latency_1" …"""
@@ -99,6 +102,8 @@ class AllReduceRange(Frozen):
     fastest: float = Field(ge=1e-3, le=1)
     slowest: float = Field(ge=1, le=1e3)
     """Factors on the time of this profile's curves."""
+    gpu: str = ""
+    """What the names of all the GPUs begin with that the published boxes have; empty: this profile's alone."""
     source: str
 
 
@@ -165,6 +170,30 @@ class Network(Frozen):
     source: str
 
 
+class FrontEnd(Frozen):
+    """What stands between clients and an engine's scheduler: one process for HTTP and tokenizer, one that detokenizes.
+
+    An event loop goes round: of requests that come together all are parsed before the first is encoded, so that they
+    reach the scheduler one encoding apart.
+    """
+
+    per_request: Seconds
+    """Serial CPU time to receive and parse a request."""
+    per_dispatch: Seconds
+    """Serial CPU time to hand an encoded request to the scheduler."""
+    per_prompt_token: Seconds
+    """Serial CPU time to encode one token of a prompt."""
+    per_output: Seconds
+    """Serial CPU time to decode and send on what one step gave to one request."""
+    latency: Seconds
+    """Time of one request beside the serial one, until the scheduler has it."""
+    round_trip: Seconds
+    """From the last token of an answer to the same client's next request."""
+    log_std: float = Field(default=0.6, ge=0)
+    """Log standard deviation of all of these together."""
+    source: str
+
+
 class HostTimes(Frozen):
     """CPU times of the serving engine on this host."""
 
@@ -184,6 +213,8 @@ class HostTimes(Frozen):
     """One turn of the engine's loop over an empty micro-batch slot."""
     message: Seconds
     """One CPU message between two ranks (gloo)."""
+    front_end: dict[str, FrontEnd] = Field(default_factory=dict)
+    """By engine. A profile that states none has those of `profiles/front_end.toml`."""
     source: str
 
 
@@ -241,6 +272,7 @@ class HardwareProfile(Frozen):
             ("memory_reserve", self.memory_reserve.source),
             ("host", self.host.source),
         ]
+        parts += [(f"host.front_end.{name}", entry.source) for name, entry in self.host.front_end.items()]
         parts += [(f"efficiency.{name}", entry.source) for name, entry in self.efficiency.items()]
         parts += [(f"collectives[{i}]", entry.source) for i, entry in enumerate(self.collectives)]
         if self.network:
@@ -279,6 +311,17 @@ class HardwareProfile(Frozen):
 
     def __repr__(self) -> str:
         return f"HardwareProfile({self.name!r})"
+
+    def seen_by(self, ranks: int, implementations: Sequence[Implementation]) -> Self:
+        """Returns the box with no other AllReduce than that of one group of ranks, by what its engine may use.
+
+        The range of other hosts' AllReduce is gone where every such curve was measured on the box itself.
+        """
+        own = [c for c in self.collectives if c.op == "all_reduce" and c.ranks == ranks]
+        own = [c for c in own if c.implementation in implementations]
+        others = [c for c in self.collectives if c.op != "all_reduce"]
+        spread = None if own and all(curve.own for curve in own) else self.all_reduce_range
+        return self.model_copy(update={"collectives": (*own, *others), "all_reduce_range": spread})
 
     def with_all_reduce_scaled(self, factor: float) -> Self:
         """Returns the same box with AllReduce taking `factor` times as long at every size."""

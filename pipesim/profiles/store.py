@@ -41,8 +41,17 @@ def folders(kind: str) -> list[Path]:
     found = []
     if root := os.environ.get("PIPESIM_PROFILES"):
         found += [Path(root) / name, Path(root)]
+    return [*found, Path.cwd() / name, *_shipped_folders(kind)]
+
+
+def _shipped_folders(kind: str) -> list[Path]:
     package = Path(__file__).resolve().parent.parent
-    return [*found, Path.cwd() / name, package / name, package.parent / name]
+    return [package / FOLDERS[kind], package.parent / FOLDERS[kind]]
+
+
+def is_shipped(kind: str, path: Path) -> bool:
+    """Returns whether a file is one of those that come with pipesim."""
+    return path.resolve().parent in _shipped_folders(kind)
 
 
 def available(kind: str) -> dict[str, Path]:
@@ -190,6 +199,11 @@ def _filled_in(document: dict[str, Any], path: Path, above: tuple[str, ...], bel
         if borrowing.collectives is not None:
             linked = _below(borrowing.collectives, path, "borrows.collectives", chain, below)
         document = with_borrowed(document, borrowing, relative, linked)
+    host, sources = document.get("host"), document.get("sources")
+    if isinstance(host, dict) and isinstance(sources, dict) and "front_end" not in host:
+        usual = read_toml(Path(__file__).with_name("front_end.toml"))
+        host, sources = {**usual["host"], **host}, {**usual["sources"], **sources}
+        document = {**document, "host": host, "sources": sources}
     return document
 
 

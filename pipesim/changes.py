@@ -1,0 +1,157 @@
+"""A change of a deployment and what it buys: simulated under the load asked for, with the interval of the ratio."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from statistics import fmean, variance
+from typing import Any, Literal
+
+from pipesim.deployment import Deployment, EngineSettings
+from pipesim.engines import ENGINES
+from pipesim.errors import PipesimError
+from pipesim.prediction import Prediction, arrival_rate, deploy
+from pipesim.sensitivity import Confidence, Z
+from pipesim.variations import beside, gap_variance, over_gaps, short
+from pipesim.workload import Workload
+
+Settings = Mapping[str, Any]
+
+FLAGS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "pp_async_batch_depth": ("async depth {}", ()),
+    "pp_max_micro_batch_size": ("slot cap {}", ()),
+    "cuda_graph": ("with CUDA graphs", (True,)),
+    "prefill_decode_interval": ("{} decode steps between prompts", (4, 16)),
+    "prefill_schedule_interval": ("prompts at every {}th step", (4, 16)),
+    "schedule_conservativeness": ("conservativeness {}", (0.3,)),
+}
+"""Flags that change how an engine schedules and not what it answers: what they are in words, and values worth trying.
+
+A flag that an engine, or this version of `EngineSettings`, does not have is left out; `levers` tries what goes together
+of the first two.
+"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change and what it buys."""
+
+    label: str
+    kind: Literal["cost", "switch"]
+    output_tokens_per_s: float
+    speedup: float
+    """Ratio of tok/s; of E2E latencies where the rate of arrivals fixes tok/s."""
+    interval: tuple[float, float]
+    """80 % interval of the speed-up."""
+    key: str = ""
+    """The cost set to zero."""
+    flags: str = ""
+    """What would be typed, where the change is one of flags."""
+    e2e_s: float = math.nan
+    """Mean E2E latency."""
+
+
+def goal(load: Workload) -> str:
+    """Returns the metric that a change is judged by: tok/s, or E2E latency where the rate of arrivals fixes tok/s."""
+    return "output_tokens_per_s" if load.closed_loop or arrival_rate(load) == math.inf else "e2e_s"
+
+
+def switched(prediction: Prediction, label: str, deployment: Deployment, flags: str = "") -> Change:
+    """Returns what another deployment on the box buys, simulated with the seeds of the prediction.
+
+    The log variance of the ratio: that of its mean and of one more seed; over plausible gaps between first arrivals;
+    of the constants on which the two hang unequally; and half of the box's end-to-end error, the other half of which
+    is taken to cancel as both run on one box.
+
+    Raises:
+        InfeasibleDeployment: when the deployment does not hold a request of the load.
+    """
+    after = beside(prediction, deployment)
+    ratios = _log_ratios(prediction, after)
+    pairs = zip(over_gaps(prediction), over_gaps(prediction, deployment), strict=True)
+    gaps = {before.workload.spacing_s: _log_ratios(before, later)[0] for before, later in pairs}
+    spread = variance(ratios) * (1 + 1 / len(ratios)) * _student(len(ratios) - 1) ** 2 if len(ratios) > 1 else 0.0
+    spread += (gap_variance(gaps) if gaps else 0.0) + _unequal_constants(prediction, after)
+    spread += (deployment.hardware.uncertainty.end_to_end / 2) ** 2
+    speedup, width = math.exp(fmean(ratios)), math.exp(Z * math.sqrt(spread))
+    rate, latency = after.mean("output_tokens_per_s"), after.latency("e2e_s").mean
+    return Change(label, "switch", rate, speedup, (speedup / width, speedup * width), "", flags, latency)
+
+
+def _log_ratios(before: Prediction, after: Prediction) -> list[float]:
+    """Returns the logarithm of the speed-up for each seed."""
+    metric = goal(before.workload)
+    sign = -1.0 if metric == "e2e_s" else 1.0
+    pairs = zip(before.over_seeds(metric), after.over_seeds(metric), strict=True)
+    return [sign * math.log(late / early) for early, late in pairs]
+
+
+def _unequal_constants(before: Prediction, after: Prediction) -> float:
+    """Returns the log variance of the ratio from constants, each moved alike in both."""
+    metric = goal(before.workload)
+    moved: dict[str, float] = {}
+    for sign, prediction in ((1.0, before), (-1.0, after)):
+        for item in Confidence(prediction).sensitivities:
+            moved[item.constant] = moved.get(item.constant, 0.0) + sign * item.of(metric) * item.log_std
+    return sum(value**2 for value in moved.values())
+
+
+def _student(freedom: int) -> float:
+    """Returns Student's 90 % quantile over the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
+    first, second = (Z**2 + 1) / 4, (5 * Z**4 + 16 * Z**2 + 3) / 96
+    return 1 + first / freedom + second / freedom**2
+
+
+def levers(deployment: Deployment, load: Workload) -> Iterator[Settings]:
+    """Yields changes of flags, by field of `EngineSettings`, that the engine may schedule a load better with."""
+    settings, known = deployment.engine, {field.name for field in fields(EngineSettings)}
+    for name, (_, values) in FLAGS.items():
+        if name in known:
+            yield from ({name: value} for value in values if value != getattr(settings, name))
+    pp, slots = deployment.plan.pp, "pp_max_micro_batch_size"
+    if pp == 1 or not ENGINES[settings.name].slots_are_flags:
+        return
+    users = -(-load.concurrency // deployment.plan.replicas)
+    for depth in (0, 1, 2):
+        ranks = (pp + depth) * deployment.plan.attention_dp
+        change = {slots: -(-users // ranks), "pp_async_batch_depth": depth}
+        yield {name: value for name, value in change.items() if value != getattr(settings, name)}
+    if settings.pp_max_micro_batch_size is not None:
+        yield {slots: None}
+
+
+def with_flags(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
+    """Yields what differs in flags of `levers` and the box can run: in words, as it is typed, and deployed."""
+    deployment = prediction.deployment
+    own = replace(deployment.plan, layer_partition=deployment.layers)
+    for change in filter(None, levers(deployment, prediction.closed_load)):
+        values = sorted(change.items(), key=lambda item: list(FLAGS).index(item[0]))
+        words = ", ".join(FLAGS[name][0].format(value) for name, value in values)
+        flags = " ".join(
+            f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in values
+        )
+        if None in change.values():
+            words, flags = "the engine's default slot cap", ""
+        try:
+            settings = replace(deployment.engine, **change)
+            changed = deploy(deployment.model, deployment.hardware, own, settings, prediction.workload)
+            beside(prediction, changed, short(prediction.workload), 1)
+        except PipesimError:
+            continue
+        yield words, flags, changed
+
+
+def advice(prediction: Prediction) -> Change | None:
+    """Returns the change of flags that gains most in a short run, as all seeds judge it under the load asked for.
+
+    None where that does not gain beyond its interval.
+    """
+    first, most, best = beside(prediction, load=short(prediction.workload), seeds=1), 0.0, None
+    for tried in with_flags(prediction):
+        (gain,) = _log_ratios(first, beside(prediction, tried[-1], first.workload, 1))
+        if gain > most:
+            most, best = gain, tried
+    if best is None:
+        return None
+    words, flags, changed = best
+    change = switched(prediction, words, changed, flags)
+    return change if change.interval[0] > 1.0 else None
