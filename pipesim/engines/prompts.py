@@ -1,11 +1,19 @@
 """What every engine has in common on the way in: a queue, room in the KV cache, prompts cut into launches."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipesim.deployment import EngineSettings
 from pipesim.engines.base import DecodeGaps, LoopShape, Prompts, Request
 from pipesim.workload import Batch, PrefillChunk
+
+
+def prompts_together(chunks: Sequence[PrefillChunk]) -> PrefillChunk:
+    """Returns some pieces of prompts as one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    tokens, requests, attended, finished, context, absorbed, _ = zip(*chunks, strict=True)
+    return PrefillChunk(sum(tokens), sum(requests), sum(attended), sum(finished), sum(context), any(absorbed))
 
 
 class PromptQueue:

@@ -14,9 +14,9 @@ from pipesim.deployment import Deployment
 from pipesim.engines import sglang
 from pipesim.engines import sglang_memory as memory
 from pipesim.engines.base import Engine, LoopShape, Parcel, Request, StageBatch
-from pipesim.engines.prompts import PromptQueue
+from pipesim.engines.prompts import PromptQueue, prompts_together
 from pipesim.engines.slots import padded_decode
-from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload, mean_kv_tokens
+from pipesim.workload import Batch, DecodeStep, MixedStep, Workload, mean_kv_tokens
 
 
 def loop_shape(deployment: Deployment) -> LoopShape:
@@ -152,9 +152,9 @@ class RebatchPolicy(PromptQueue):
     def _batch(self, parcel: Parcel) -> Batch:
         chunks = [prompts.chunk for prompts in parcel.prompts]
         if not parcel.decoding:
-            return _joined(chunks)
+            return prompts_together(chunks)
         decode = self._decode(len(parcel.decoding), parcel.kv_tokens)
-        return MixedStep(decode, _joined(chunks), captured=False) if chunks else decode
+        return MixedStep(decode, prompts_together(chunks), captured=False) if chunks else decode
 
     def _decode(self, requests: int, kv_tokens: float) -> DecodeStep:
         """Returns a decode step; equal ones are the same object, which is what makes their price quick to find."""
@@ -163,14 +163,6 @@ class RebatchPolicy(PromptQueue):
         if step is None:
             step = self._decodes[key] = padded_decode(self._captured, requests, kv_tokens, self._settings)
         return step
-
-
-def _joined(chunks: list[PrefillChunk]) -> PrefillChunk:
-    """Returns some pieces of prompts as one."""
-    if len(chunks) == 1:
-        return chunks[0]
-    tokens, requests, attended, finished, context, absorbed = zip(*chunks, strict=True)
-    return PrefillChunk(sum(tokens), sum(requests), sum(attended), sum(finished), sum(context), any(absorbed))
 
 
 ENGINE = Engine(

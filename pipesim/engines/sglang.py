@@ -6,7 +6,8 @@ Read from SGLang 0.5.10.post1 and 0.5.23; each function names the file it follow
 from collections.abc import Callable
 
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
+from pipesim.engines.attention_ranks import AttentionRanks
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Policy, Prompts, Request
 from pipesim.engines.chunk_sizer import ChunkSizer, fitted
 from pipesim.engines.sglang_memory import (
     MAX_PREFILL_TOKENS,
@@ -30,7 +31,9 @@ DP_ATTENTION_FACTOR = 0.3
 RESERVES_FIXED_LENGTHS = (0, 5, 22)
 """First version that reckons with all of the output of a running request that ignores its end of sequence
 (managers/schedule_policy.py `_get_running_request_total_token_offset`; absent from 0.5.21)."""
-
+OVERLAPS_ROUNDS = (0, 5, 14)
+"""First version known to prepare a round of speculation while the one before runs (arg_groups/speculative_hook.py;
+0.5.10.post1 does with `SGLANG_ENABLE_SPEC_V2` alone)."""
 CHUNK_KEEPS_ITS_ROW = (0, 5, 23)
 """First version in which a prompt in progress is not counted once more against the free rows of requests
 (managers/scheduler.py `get_num_allocatable_reqs`; 0.5.10.post1 to 0.5.22 count it)."""
@@ -77,13 +80,15 @@ def loop_shape(deployment: Deployment) -> LoopShape:
     Under PP, `event_loop_pp` (managers/scheduler_pp_mixin.py): P + D slots; with D = 0 a turn launches, then waits for
     the result of the next slot; every rank walks the same turns. With speculation (`SGLANG_ENABLE_PP_SPEC=1`) it
     exchanges first, in an order that is not known of the other ranks: they are taken to keep up. With TP alone the
-    overlap scheduler handles the result before last behind the launch.
+    overlap scheduler handles the result before last behind the launch; older versions run rounds of speculation one by
+    one.
     """
+    speculating = deployment.engine.draft_tokens > 0
     if deployment.plan.pp == 1:
-        return LoopShape(slots=1, result_lag=1)
+        serial = speculating and deployment.engine.version_before(OVERLAPS_ROUNDS)
+        return LoopShape(slots=1, result_lag=0 if serial else 1)
     depth = deployment.engine.pp_async_batch_depth
     slots = deployment.plan.pp + depth
-    speculating = deployment.engine.draft_tokens > 0
     return LoopShape(
         slots,
         result_lag=slots - 1,
@@ -119,22 +124,24 @@ def absorbs_context(deployment: Deployment) -> bool:
 class SglangPolicy(SlotScheduler):
     """SGLang's scheduler: requests stay for life in the slot that ran their last prefill chunk.
 
-    A prompt's tokens go alone, or with mixed chunks together with the slot's decode requests.
+    A prompt's tokens go alone, or with mixed chunks together with the slot's decode requests. Where attention is split
+    by request it is that of one rank, with its share of the limits.
     """
 
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
-        rows = max_running_requests(deployment, kv_capacity)
-        super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
+        ranks = deployment.plan.attention_dp
+        rows = max_running_requests(deployment, kv_capacity) // ranks
+        super().__init__(loop_shape(deployment), max(1, rows), kv_capacity // ranks, deployment.engine)
         self.absorbs_context = absorbs_context(deployment)
-        self._cap = micro_batch_cap(deployment, kv_capacity)
+        self._cap = max(1, micro_batch_cap(deployment, kv_capacity) // ranks)
         self._first_ratio = first_new_token_ratio(deployment)
         self._new_token_ratio = self._first_ratio
         self._fixed_lengths = not deployment.engine.version_before(RESERVES_FIXED_LENGTHS)
         self._chunk_takes_a_row = deployment.engine.version_before(CHUNK_KEEPS_ITS_ROW)
         self._reserves_all = self._natural_ends = False
         self._turns_without_prefill = 0
-        self._prefill_budget = prefill_budget(deployment)
-        self._captured = captured_batches(deployment)
+        self._prefill_budget = prefill_budget(deployment) // ranks
+        self._captured = [size // ranks for size in captured_batches(deployment)]
         self._sizer: ChunkSizer | None = None
         self._growth: float | None = None
         """KV tokens that the running requests of the slot whose turn it is are expected to take."""
@@ -151,7 +158,8 @@ class SglangPolicy(SlotScheduler):
     def measure(self, first_stage: Callable[[Batch], int]) -> None:
         """Fits the sizer of dynamic chunks; without pipeline stages the flag has no effect (managers/scheduler.py)."""
         if self._settings.enable_dynamic_chunking and self._deployment.plan.pp > 1:
-            base, positions = chunked_prefill_size(self._deployment), self._deployment.model.max_positions
+            base = chunked_prefill_size(self._deployment) // self._deployment.plan.attention_dp
+            positions = self._deployment.model.max_positions
             smooth = self._settings.dynamic_chunking_smooth_factor
             self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
 
@@ -162,7 +170,7 @@ class SglangPolicy(SlotScheduler):
         held_back = self._defers_prefill(state)
         prompts = self._take_prompts(slot, state) if not held_back and (self._chunked or self._waiting) else None
         if prompts:
-            self._turns_without_prefill = self._settings.prefill_decode_interval
+            self.after_prefill_launch()
             return self._with_decodes(state, slot, prompts)
         before = self.put_back
         if not self.make_room(state):
@@ -170,6 +178,10 @@ class SglangPolicy(SlotScheduler):
         self._adapt_ratio(state, self.put_back > before)
         batch = self.form_decode(state, self._captured, padding_routed=True)
         return MicroBatch(slot, batch, decode_step=self.launch_decode(state))
+
+    def after_prefill_launch(self) -> None:
+        """Begins the interval in which no prompts are launched (`_arm_prefill_decode_interval`)."""
+        self._turns_without_prefill = self._settings.prefill_decode_interval
 
     def _defers_prefill(self, state: Slot) -> bool:
         """Turns left to decode alone after a prefill launch, whichever slot's it was (`_should_defer_prefill`)."""
@@ -239,6 +251,12 @@ class SglangPolicy(SlotScheduler):
         self._new_token_ratio = min(1.0, given / (asked + 1))
 
 
+def _policy(deployment: Deployment, kv_capacity: int) -> Policy:
+    """Returns the scheduler of a server, or those of its attention ranks as one."""
+    ranks = [SglangPolicy(deployment, kv_capacity) for _ in range(deployment.plan.attention_dp)]
+    return ranks[0] if len(ranks) == 1 else AttentionRanks(ranks)
+
+
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> DecodeStep:
     return padded_decode(captured_batches(deployment), requests, kv_tokens, deployment.engine)
 
@@ -247,7 +265,7 @@ ENGINE = Engine(
     layer_partition=layer_partition,
     kv_capacity_tokens=kv_capacity_tokens,
     share=SHARE,
-    policy=SglangPolicy,
+    policy=_policy,
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
     most_in_slot=micro_batch_cap,

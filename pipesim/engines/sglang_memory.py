@@ -121,8 +121,12 @@ def captured_prefill_tokens(deployment: Deployment) -> int:
 
 
 def prefill_budget(deployment: Deployment) -> int:
-    """Returns the most prompt tokens of one launch: a chunk, and never more than the limit of any launch."""
-    return min(chunked_prefill_size(deployment), MAX_PREFILL_TOKENS)
+    """Returns the most prompt tokens of one launch: a chunk, and on no rank more than the limit of any launch.
+
+    Ranks that attend for their own requests share a chunk (arg_groups/parallel_hook.py).
+    """
+    ranks = deployment.plan.attention_dp
+    return ranks * min(chunked_prefill_size(deployment) // ranks, MAX_PREFILL_TOKENS)
 
 
 def graph_reserve(deployment: Deployment) -> float:

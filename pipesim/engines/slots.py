@@ -136,6 +136,13 @@ class SlotScheduler(PromptQueue):
         self.put_back = 0
         """Times that a request was put back into the queue for want of KV cache."""
 
+    def form(self, slot: int) -> MicroBatch | None:
+        """Returns the next micro-batch of a slot, or None when the slot has nothing to do."""
+        raise NotImplementedError
+
+    def after_prefill_launch(self) -> None:
+        """Hears of a launch with prompts, its own or that of a rank in step with it."""
+
     def victim(self, state: Slot) -> Request | None:
         """Returns the running request of a slot that is put back when the KV cache is full."""
         raise NotImplementedError
