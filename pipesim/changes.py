@@ -145,7 +145,8 @@ def advice(prediction: Prediction) -> Change | None:
 
     None where that does not gain beyond its interval.
     """
-    first, most, best = beside(prediction, load=short(prediction.workload), seeds=1), 0.0, None
+    least = Z * prediction.deployment.hardware.uncertainty.end_to_end / 2  # half the width of any interval
+    first, most, best = beside(prediction, load=short(prediction.workload), seeds=1), least, None
     for tried in with_flags(prediction):
         (gain,) = _log_ratios(first, beside(prediction, tried[-1], first.workload, 1))
         if gain > most:

@@ -14,7 +14,7 @@ from pipesim.workload import Workload
 
 RATE = "output_tokens_per_s"
 RAGGED = 0.5
-WITHIN_REACH = 0.6
+WITHIN_REACH = 0.8
 """Share of the best split's rate below which a split is not compared under other loads."""
 WITHIN_ERROR = 1.02
 """By how much another split has to be faster to take the place of the one that is best under the load asked for."""
