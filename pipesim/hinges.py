@@ -95,6 +95,6 @@ def _splits(deployment: Deployment, load: Workload) -> Iterator[Deployment]:
             if ENGINES[settings.name].slots_are_flags and split.pp > 1:
                 slots = (split.pp + settings.pp_async_batch_depth) * split.attention_dp
                 settings = replace(settings, pp_max_micro_batch_size=ceil(users / slots))
-            yield deploy(deployment.model, deployment.hardware, split, settings)
+            yield deploy(deployment.model, deployment.hardware, split, settings, load)
         except PipesimError:
             continue

@@ -97,7 +97,7 @@ def once(prediction: Prediction, key: object, find: Callable[[], Found]) -> Foun
 
 def _key(deployment: Deployment, load: Workload, seeds: int) -> tuple[object, ...]:
     plan = replace(deployment.plan, layer_partition=None)
-    settings = plan, deployment.layers, deployment.engine
+    settings = plan, deployment.layers, deployment.engine, deployment.memory_share
     return _profiles(deployment), settings, replace(load, trace=None), id(load.trace), seeds
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pipesim.changes import Change, goal, switched, with_flags
+from pipesim.changes import Change, changed, goal, switched, with_flags
 from pipesim.deployment import Deployment, EngineSettings
 from pipesim.engines import all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
@@ -45,9 +45,9 @@ def explain(prediction: Prediction, progress: Callable[[str], None] = lambda _: 
     for key, name in COSTS.items():
         progress(name)
         changes.append(_without(prediction, key, stds[key]))
-    for label, flags, changed in switches(prediction):
+    for label, flags, other in switches(prediction):
         progress(label)
-        changes.append(switched(prediction, label, changed, flags))
+        changes.append(switched(prediction, label, other, flags))
     changes.sort(key=lambda change: -change.speedup)
     return Explanation(prediction, tuple(changes), tuple(_words(prediction, changes)), confidence.sensitivities)
 
@@ -71,16 +71,15 @@ def _without(prediction: Prediction, key: str, std: float) -> Change:
     gain *= -1.0 if metric == "e2e_s" else 1.0
     interval = math.exp(gain * math.exp(-Z * std)), math.exp(gain * math.exp(Z * std))
     label, (low, high) = f"{COSTS[key]} at no cost", (min(interval), max(interval))
-    rate, latency = free.mean("output_tokens_per_s"), free.latency("e2e_s").mean
-    return Change(label, "cost", rate, math.exp(gain), (low, high), key, "", latency)
+    return changed("cost", label, free, math.exp(gain), (low, high), key=key)
 
 
 def switches(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
     """Yields every deployment that differs in one switch and that the box can run, with what was flipped and flags."""
     deployment = prediction.deployment
     settings, hardware, plan = deployment.engine, deployment.hardware, deployment.plan
-    for words, flags, changed in with_flags(prediction):
-        yield f"{words} ({flags})" if flags else words, flags, changed
+    for words, flags, other in with_flags(prediction, every=True):
+        yield f"{words} ({flags})" if flags else words, flags, other
     candidates = list(_all_reduce_switches(deployment))
     if settings.cuda_graph:
         eager = replace(settings, cuda_graph=False)
