@@ -1,7 +1,7 @@
 """A change of a deployment and what it buys: simulated under the load asked for, with the interval of the ratio."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from typing import Any, Literal
@@ -70,11 +70,10 @@ def switched(prediction: Prediction, label: str, deployment: Deployment, flags: 
         InfeasibleDeployment: when the deployment does not hold a request of the load.
     """
     after = beside(prediction, deployment)
-    ratios = _log_ratios(prediction, after)
+    ratios = log_ratios(prediction, after)
     pairs = zip(over_gaps(prediction), over_gaps(prediction, deployment), strict=True)
-    gaps = {before.workload.spacing_s: _log_ratios(before, later)[0] for before, later in pairs}
-    spread = variance(ratios) * (1 + 1 / len(ratios)) * _student(len(ratios) - 1) ** 2 if len(ratios) > 1 else 0.0
-    spread = max(spread, gap_variance(gaps) if gaps else 0.0) + _unequal_constants(prediction, after)
+    gaps = {before.workload.spacing_s: log_ratios(before, later)[0] for before, later in pairs}
+    spread = max(ratio_variance(ratios), gap_variance(gaps) if gaps else 0.0) + _unequal_constants(prediction, after)
     spread += (deployment.hardware.uncertainty.end_to_end / 2) ** 2
     speedup, width = math.exp(fmean(ratios)), math.exp(Z * math.sqrt(spread))
     return changed("switch", label, after, speedup, (speedup / width, speedup * width), flags=flags)
@@ -93,11 +92,11 @@ def changed(
     return Change(label, kind, after.mean("output_tokens_per_s"), speedup, interval, latencies=latencies, **of)
 
 
-def _log_ratios(before: Prediction, after: Prediction) -> list[float]:
-    """Returns the logarithm of the speed-up for each seed."""
+def log_ratios(before: Prediction, after: Prediction) -> list[float]:
+    """Returns the logarithm of the speed-up for each seed that both were run with."""
     metric = goal(before.workload)
     sign = -1.0 if metric == "e2e_s" else 1.0
-    pairs = zip(before.over_seeds(metric), after.over_seeds(metric), strict=True)
+    pairs = zip(before.over_seeds(metric), after.over_seeds(metric), strict=False)
     return [sign * math.log(late / early) for early, late in pairs]
 
 
@@ -111,10 +110,16 @@ def _unequal_constants(before: Prediction, after: Prediction) -> float:
     return sum(value**2 for value in moved.values())
 
 
-def _student(freedom: int) -> float:
-    """Returns Student's 90 % quantile over the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
-    first, second = (Z**2 + 1) / 4, (5 * Z**4 + 16 * Z**2 + 3) / 96
-    return 1 + first / freedom + second / freedom**2
+def ratio_variance(ratios: Sequence[float]) -> float:
+    """Returns the log variance of a mean over some seeds as a prediction of one more; 0 for one seed, which tells none.
+
+    Enlarged by Student's 90 % quantile over the normal one (Abramowitz & Stegun 26.7.5, two terms).
+    """
+    if len(ratios) < 2:
+        return 0.0
+    freedom = len(ratios) - 1
+    student = 1 + (Z**2 + 1) / 4 / freedom + (5 * Z**4 + 16 * Z**2 + 3) / 96 / freedom**2
+    return variance(ratios) * (1 + 1 / len(ratios)) * student**2
 
 
 def levers(prediction: Prediction, every: bool) -> Iterator[Settings]:
@@ -170,9 +175,7 @@ def advice(prediction: Prediction) -> Change | None:
     """
     least = Z * prediction.deployment.hardware.uncertainty.end_to_end / 2  # half the width of any interval
     first = beside(prediction, load=short(prediction.workload), seeds=1)
-    tried = [
-        (_log_ratios(first, beside(prediction, to[-1], first.workload, 1))[0], to) for to in with_flags(prediction)
-    ]
+    tried = [(log_ratios(first, beside(prediction, to[-1], first.workload, 1))[0], to) for to in with_flags(prediction)]
     for gain, (words, flags, other) in sorted(tried, key=lambda entry: -entry[0])[:LOOKED_INTO]:
         if gain > least and (change := switched(prediction, words, other, flags)).interval[0] > 1.0:
             return change

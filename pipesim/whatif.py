@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pipesim.changes import Change, changed, goal, switched, with_flags
+from pipesim.changes import Change, changed, goal, log_ratios, ratio_variance, switched, with_flags
 from pipesim.deployment import Deployment, EngineSettings
 from pipesim.engines import all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
@@ -15,6 +15,8 @@ from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.sensitivity import Confidence, Sensitivity, Z
 
+MOST_SEEDS = 3
+"""Seeds that a cost at zero, which no box has, is simulated with."""
 COSTS = {
     "experts": "reading and multiplying routed experts",
     "attention": "attention",
@@ -65,13 +67,13 @@ def _cost_stds(prediction: Prediction, confidence: Confidence) -> dict[str, floa
 
 def _without(prediction: Prediction, key: str, std: float) -> Change:
     """A cost at zero. To first order the gain moves with the cost, whose log standard deviation is known."""
-    metric, seeds, first = goal(prediction.workload), len(prediction.runs), prediction.first_seed
+    seeds, first = min(MOST_SEEDS, len(prediction.runs)), prediction.first_seed
     free = Predictor(prediction.deployment, {key: 0.0}).predict(prediction.workload, seeds, first_seed=first)
-    gain = math.log(fmean(free.over_seeds(metric)) / fmean(prediction.over_seeds(metric)))
-    gain *= -1.0 if metric == "e2e_s" else 1.0
-    interval = math.exp(gain * math.exp(-Z * std)), math.exp(gain * math.exp(Z * std))
-    label, (low, high) = f"{COSTS[key]} at no cost", (min(interval), max(interval))
-    return changed("cost", label, free, math.exp(gain), (low, high), key=key)
+    ratios = log_ratios(prediction, free)
+    gain, width = fmean(ratios), Z * math.sqrt(ratio_variance(ratios))
+    low, high = sorted(gain * math.exp(sign * Z * std) for sign in (-1, 1))
+    interval = math.exp(low - width), math.exp(high + width)
+    return changed("cost", f"{COSTS[key]} at no cost", free, math.exp(gain), interval, key=key)
 
 
 def switches(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
@@ -125,12 +127,11 @@ def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettin
 
 def _words(prediction: Prediction, changes: list[Change]) -> Iterator[str]:
     costs = [change for change in changes if change.kind == "cost"]
-    now = prediction.mean("output_tokens_per_s")
-    first = costs[0]
-    yield (
-        f"The largest cost is {COSTS[first.key]}: without it {now:,.1f} tok/s would be "
-        f"{first.output_tokens_per_s:,.1f}, {first.speedup:.2f} times as much."
-    )
+    first, now = costs[0], prediction.mean("output_tokens_per_s")
+    gain = f"{now:,.1f} tok/s would be {first.output_tokens_per_s:,.1f}, {first.speedup:.2f} times as much"
+    if goal(prediction.workload) == "e2e_s":
+        gain = f"a request would be done in {first.latencies[1]:,.1f} s, {first.speedup:.2f} times as fast"
+    yield f"The largest cost is {COSTS[first.key]}: without it {gain}."
     if first.key == "launch" and prediction.deployment.plan.tp > 1:
         yield _rival(prediction)
 
