@@ -1,12 +1,12 @@
 """A change of a deployment and what it buys: simulated under the load asked for, with the interval of the ratio."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from typing import Any, Literal
 
-from pipesim.deployment import Deployment, EngineSettings
+from pipesim.deployment import Deployment
 from pipesim.engines import ENGINES
 from pipesim.errors import PipesimError
 from pipesim.prediction import Prediction, arrival_rate, deploy
@@ -15,19 +15,23 @@ from pipesim.variations import beside, gap_variance, over_gaps, short
 from pipesim.workload import Workload
 
 Settings = Mapping[str, Any]
+NOTEWORTHY_HOST = 0.05
+"""Share of the GPUs' time spent waiting for the host from which slots beyond one per stage may help."""
+LOOKED_INTO = 2
+"""Flags, those that gain most in a short run, that are simulated with every seed until one surely gains."""
 
 FLAGS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "pp_async_batch_depth": ("async depth {}", ()),
     "pp_max_micro_batch_size": ("slot cap {}", ()),
     "cuda_graph": ("with CUDA graphs", (True,)),
-    "prefill_decode_interval": ("{} decode steps between prompts", (4, 16)),
-    "prefill_schedule_interval": ("prompts at every {}th step", (4, 16)),
+    "prefill_decode_interval": ("{} turns between prompts", (32,)),
+    "prefill_schedule_interval": ("prompts at every {}th step", (16,)),
     "schedule_conservativeness": ("conservativeness {}", (0.3,)),
 }
 """Flags that change how an engine schedules and not what it answers: what they are in words, and values worth trying.
 
-A flag that an engine, or this version of `EngineSettings`, does not have is left out; `levers` tries what goes together
-of the first two.
+A flag that the engine does not have is refused by its settings and left out; of the first two `levers` tries what goes
+together.
 """
 
 
@@ -46,8 +50,8 @@ class Change:
     """The cost set to zero."""
     flags: str = ""
     """What would be typed, where the change is one of flags."""
-    e2e_s: float = math.nan
-    """Mean E2E latency."""
+    latencies: tuple[float, float] = (math.nan, math.nan)
+    """Mean TTFT and E2E latency [s]."""
 
 
 def goal(load: Workload) -> str:
@@ -58,30 +62,41 @@ def goal(load: Workload) -> str:
 def switched(prediction: Prediction, label: str, deployment: Deployment, flags: str = "") -> Change:
     """Returns what another deployment on the box buys, simulated with the seeds of the prediction.
 
-    The log variance of the ratio: that of its mean and of one more seed; over plausible gaps between first arrivals;
-    of the constants on which the two hang unequally; and half of the box's end-to-end error, the other half of which
-    is taken to cancel as both run on one box.
+    The log variance of the ratio: that of its mean and of one more seed, or over plausible gaps between first arrivals
+    where that is larger; of the constants on which the two hang unequally; and half of the box's end-to-end error, the
+    other half of which is taken to cancel as both run on one box.
 
     Raises:
         InfeasibleDeployment: when the deployment does not hold a request of the load.
     """
     after = beside(prediction, deployment)
-    ratios = _log_ratios(prediction, after)
+    ratios = log_ratios(prediction, after)
     pairs = zip(over_gaps(prediction), over_gaps(prediction, deployment), strict=True)
-    gaps = {before.workload.spacing_s: _log_ratios(before, later)[0] for before, later in pairs}
-    spread = variance(ratios) * (1 + 1 / len(ratios)) * _student(len(ratios) - 1) ** 2 if len(ratios) > 1 else 0.0
-    spread += (gap_variance(gaps) if gaps else 0.0) + _unequal_constants(prediction, after)
+    gaps = {before.workload.spacing_s: log_ratios(before, later)[0] for before, later in pairs}
+    spread = max(ratio_variance(ratios), gap_variance(gaps) if gaps else 0.0) + _unequal_constants(prediction, after)
     spread += (deployment.hardware.uncertainty.end_to_end / 2) ** 2
     speedup, width = math.exp(fmean(ratios)), math.exp(Z * math.sqrt(spread))
-    rate, latency = after.mean("output_tokens_per_s"), after.latency("e2e_s").mean
-    return Change(label, "switch", rate, speedup, (speedup / width, speedup * width), "", flags, latency)
+    return changed("switch", label, after, speedup, (speedup / width, speedup * width), flags=flags)
 
 
-def _log_ratios(before: Prediction, after: Prediction) -> list[float]:
-    """Returns the logarithm of the speed-up for each seed."""
+def changed(
+    kind: Literal["cost", "switch"],
+    label: str,
+    after: Prediction,
+    speedup: float,
+    interval: tuple[float, float],
+    **of: str,
+) -> Change:
+    """Returns a change that leads to a prediction."""
+    latencies = after.latency("ttft_s").mean, after.latency("e2e_s").mean
+    return Change(label, kind, after.mean("output_tokens_per_s"), speedup, interval, latencies=latencies, **of)
+
+
+def log_ratios(before: Prediction, after: Prediction) -> list[float]:
+    """Returns the logarithm of the speed-up for each seed that both were run with."""
     metric = goal(before.workload)
     sign = -1.0 if metric == "e2e_s" else 1.0
-    pairs = zip(before.over_seeds(metric), after.over_seeds(metric), strict=True)
+    pairs = zip(before.over_seeds(metric), after.over_seeds(metric), strict=False)
     return [sign * math.log(late / early) for early, late in pairs]
 
 
@@ -95,23 +110,36 @@ def _unequal_constants(before: Prediction, after: Prediction) -> float:
     return sum(value**2 for value in moved.values())
 
 
-def _student(freedom: int) -> float:
-    """Returns Student's 90 % quantile over the normal one (Abramowitz & Stegun 26.7.5, two terms)."""
-    first, second = (Z**2 + 1) / 4, (5 * Z**4 + 16 * Z**2 + 3) / 96
-    return 1 + first / freedom + second / freedom**2
+def ratio_variance(ratios: Sequence[float]) -> float:
+    """Returns the log variance of a mean over some seeds as a prediction of one more; 0 for one seed, which tells none.
+
+    Enlarged by Student's 90 % quantile over the normal one (Abramowitz & Stegun 26.7.5, two terms).
+    """
+    if len(ratios) < 2:
+        return 0.0
+    freedom = len(ratios) - 1
+    student = 1 + (Z**2 + 1) / 4 / freedom + (5 * Z**4 + 16 * Z**2 + 3) / 96 / freedom**2
+    return variance(ratios) * (1 + 1 / len(ratios)) * student**2
 
 
-def levers(deployment: Deployment, load: Workload) -> Iterator[Settings]:
-    """Yields changes of flags, by field of `EngineSettings`, that the engine may schedule a load better with."""
-    settings, known = deployment.engine, {field.name for field in fields(EngineSettings)}
+def levers(prediction: Prediction, every: bool) -> Iterator[Settings]:
+    """Yields changes of flags, by field of `EngineSettings`, that the engine may schedule a load better with.
+
+    Unless every one is asked for, those that cannot matter are left out: how sparingly requests are admitted where the
+    KV cache holds all of them, and slots beyond one per stage where the host is not on the path.
+    """
+    deployment, load = prediction.deployment, prediction.closed_load
+    settings = deployment.engine
+    room = load.concurrency * load.tokens_per_request < prediction.kv_capacity_tokens * deployment.plan.replicas
     for name, (_, values) in FLAGS.items():
-        if name in known:
+        if every or not (room and name == "schedule_conservativeness"):
             yield from ({name: value} for value in values if value != getattr(settings, name))
     pp, slots = deployment.plan.pp, "pp_max_micro_batch_size"
     if pp == 1 or not ENGINES[settings.name].slots_are_flags:
         return
     users = -(-load.concurrency // deployment.plan.replicas)
-    for depth in (0, 1, 2):
+    waiting = every or prediction.breakdown["host"] > NOTEWORTHY_HOST
+    for depth in (0, 1, 2) if waiting else (settings.pp_async_batch_depth,):
         ranks = (pp + depth) * deployment.plan.attention_dp
         change = {slots: -(-users // ranks), "pp_async_batch_depth": depth}
         yield {name: value for name, value in change.items() if value != getattr(settings, name)}
@@ -119,11 +147,11 @@ def levers(deployment: Deployment, load: Workload) -> Iterator[Settings]:
         yield {slots: None}
 
 
-def with_flags(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
+def with_flags(prediction: Prediction, every: bool = False) -> Iterator[tuple[str, str, Deployment]]:
     """Yields what differs in flags of `levers` and the box can run: in words, as it is typed, and deployed."""
     deployment = prediction.deployment
     own = replace(deployment.plan, layer_partition=deployment.layers)
-    for change in filter(None, levers(deployment, prediction.closed_load)):
+    for change in filter(None, levers(prediction, every)):
         values = sorted(change.items(), key=lambda item: list(FLAGS).index(item[0]))
         words = ", ".join(FLAGS[name][0].format(value) for name, value in values)
         flags = " ".join(
@@ -133,25 +161,22 @@ def with_flags(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
             words, flags = "the engine's default slot cap", ""
         try:
             settings = replace(deployment.engine, **change)
-            changed = deploy(deployment.model, deployment.hardware, own, settings, prediction.workload)
-            beside(prediction, changed, short(prediction.workload), 1)
+            other = deploy(deployment.model, deployment.hardware, own, settings, prediction.workload)
+            beside(prediction, other, short(prediction.workload), 1)
         except PipesimError:
             continue
-        yield words, flags, changed
+        yield words, flags, other
 
 
 def advice(prediction: Prediction) -> Change | None:
-    """Returns the change of flags that gains most in a short run, as all seeds judge it under the load asked for.
+    """Returns the change of flags that gains most, and that beyond its interval, under the load asked for.
 
-    None where that does not gain beyond its interval.
+    Which gains most is told by short runs; None where none gains beyond its interval.
     """
-    first, most, best = beside(prediction, load=short(prediction.workload), seeds=1), 0.0, None
-    for tried in with_flags(prediction):
-        (gain,) = _log_ratios(first, beside(prediction, tried[-1], first.workload, 1))
-        if gain > most:
-            most, best = gain, tried
-    if best is None:
-        return None
-    words, flags, changed = best
-    change = switched(prediction, words, changed, flags)
-    return change if change.interval[0] > 1.0 else None
+    least = Z * prediction.deployment.hardware.uncertainty.end_to_end / 2  # half the width of any interval
+    first = beside(prediction, load=short(prediction.workload), seeds=1)
+    tried = [(log_ratios(first, beside(prediction, to[-1], first.workload, 1))[0], to) for to in with_flags(prediction)]
+    for gain, (words, flags, other) in sorted(tried, key=lambda entry: -entry[0])[:LOOKED_INTO]:
+        if gain > least and (change := switched(prediction, words, other, flags)).interval[0] > 1.0:
+            return change
+    return None

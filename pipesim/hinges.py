@@ -14,7 +14,7 @@ from pipesim.workload import Workload
 
 RATE = "output_tokens_per_s"
 RAGGED = 0.5
-WITHIN_REACH = 0.6
+WITHIN_REACH = 0.8
 """Share of the best split's rate below which a split is not compared under other loads."""
 WITHIN_ERROR = 1.02
 """By how much another split has to be faster to take the place of the one that is best under the load asked for."""
@@ -95,6 +95,6 @@ def _splits(deployment: Deployment, load: Workload) -> Iterator[Deployment]:
             if ENGINES[settings.name].slots_are_flags and split.pp > 1:
                 slots = (split.pp + settings.pp_async_batch_depth) * split.attention_dp
                 settings = replace(settings, pp_max_micro_batch_size=ceil(users / slots))
-            yield deploy(deployment.model, deployment.hardware, split, settings)
+            yield deploy(deployment.model, deployment.hardware, split, settings, load)
         except PipesimError:
             continue

@@ -13,8 +13,9 @@ from pipesim.workload import LIMITS
 
 SURELY_CARRIED = 0.3
 """Share of the closed form's rate, with the servers full, up to which no simulation is asked."""
-MORE_THAN_FIT, WAVES, MOST_USERS = 1.5, 3, 2_000
-"""Users of the closed loop that keeps the servers full: over those whose requests fit, each with so many, at most."""
+MORE_THAN_FIT, MOST_USERS = 1.5, 2_000
+WAVES, FEWEST_REQUESTS = 3, 600
+"""Users of the closed loop that keeps the servers full, over those whose requests fit and at most, and its requests."""
 MIDDLE = slice(0.4, 0.75)
 """Part of its requests, by their end, over which is counted: neither the opening wave nor the drain."""
 WITHIN_ERROR = 1.02
@@ -59,7 +60,7 @@ def _overload(prediction: Prediction) -> Overload | None:
     if offered * load.output_len < SURELY_CARRIED * asked.steady_state(alike).output_tokens_per_s:
         return None
     users = min(most, ceil(MORE_THAN_FIT * inside))
-    full = replace(as_closed_loop(load, users), num_prompts=WAVES * users, warm_up=0)
+    full = replace(as_closed_loop(load, users), num_prompts=max(FEWEST_REQUESTS, WAVES * users), warm_up=0)
     ends = np.sort(asked.simulate(full, prediction.first_seed).last_token) / PICOSECONDS_PER_SECOND
     first, last = int(MIDDLE.start * len(ends)), int(MIDDLE.stop * len(ends))
     carried = (last - first) / float(ends[last] - ends[first])

@@ -24,6 +24,8 @@ from pipesim.units import PICOSECONDS_PER_SECOND
 from pipesim.workload import LIMITS, Batch, PrefillChunk, Workload
 
 GIB = 2**30
+LITTLE = 0.15
+"""Share of the time of a wave up to which what the closed form leaves out is taken to matter little."""
 RAMP = 2.0
 """Mean gap of the first requests of a steady load over the gap between answers by the closed form, which knows no
 waiting: spread wider than they end, no requests begin as a wave, whose even slots would take ten waves to wear off."""
@@ -338,14 +340,24 @@ class Predictor:
         """Returns whether a load is what the closed form assumes.
 
         Users who wait for answers, requests of one length in whole waves, all users in the server at once, and in every
-        slot equally many requests, because there is one slot or because the cap leaves no other way.
+        slot equally many requests, because there is one slot or because the cap leaves no other way. Several slots stay
+        in step only where prompts, which hold all of them up, take little of the time.
         """
         micro_batches, requests = self.decode_slots(workload)
         users, prompts = per_replica(self.deployment.plan, workload)
         even = micro_batches == 1 or self.engine.most_in_slot(self.deployment, self.kv_capacity_tokens) == requests
         whole = workload.concurrency % self.deployment.plan.replicas == 0 and prompts % users == 0
         alike = workload.closed_loop and not (workload.random_range_ratio or workload.log_spread or workload.steady)
-        return alike and whole and even and users == micro_batches * requests
+        if not (alike and whole and even and users == micro_batches * requests):
+            return False
+        steady = self.steady_state(workload)
+        prefill = self.mid_prefill(workload)[1] * steady.prefill_time_s
+        generation = workload.concurrency * workload.output_len / steady.output_tokens_per_s
+        gap = (workload.spacing_s or 0.0) + self.price.front_end.accept(workload.input_len) / PICOSECONDS_PER_SECOND
+        in_step = self.deployment.plan.pp == 1 or (
+            self.mid_decode(workload).captured and prefill <= LITTLE * generation
+        )
+        return in_step and users * gap <= LITTLE * generation
 
     def predict(
         self,

@@ -20,6 +20,9 @@ NOTEWORTHY_ALL_REDUCE = 0.02
 NOTEWORTHY_DOUBT = 0.01
 """Share of the priced time from which weak evidence is worth a warning."""
 
+NOTEWORTHY_WAIT = 1.1
+"""Mean TTFT over that before from which a change is said to cost it."""
+
 NAMES = {
     "experts": "routed experts",
     "attention": "attention",
@@ -80,11 +83,11 @@ def _advice(prediction: Prediction) -> str:
     low, high = change.interval
     value = f"{change.output_tokens_per_s:,.0f} tok/s, {change.speedup:.2f} times as much"
     if goal(prediction.workload) == "e2e_s":
-        before = prediction.latency("e2e_s").mean
-        value = (
-            f"an E2E latency of {change.e2e_s:,.1f} s where it is {before:,.1f} s, {change.speedup:.2f} times as fast"
-        )
-    return f"{change.flags} gives {value} ({low:.2f} to {high:.2f}), simulated under this load."
+        value = f"an E2E latency of {change.latencies[1]:,.1f} s, {change.speedup:.2f} times as fast"
+    ttft, before = change.latencies[0], prediction.latency("ttft_s").mean
+    price = f", at a TTFT of {ttft:,.2f} s instead of {before:,.2f} s" if ttft > NOTEWORTHY_WAIT * before else ""
+    subject = change.flags or change.label.capitalize()
+    return f"{subject} gives {value} ({low:.2f} to {high:.2f}){price}, simulated under this load."
 
 
 def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pipesim.changes import goal
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment, ParallelPlan
 from pipesim.hinges import hinges
@@ -310,16 +311,20 @@ def explain_text(explanation: "Explanation", elasticities: bool) -> str:
     prediction = explanation.prediction
     low, high = Confidence(prediction).interval("output_tokens_per_s")
     output = prediction.mean("output_tokens_per_s")
+    by_latency = goal(prediction.workload) == "e2e_s"
     lines = [
         *_heading(prediction, []),
         "",
+        *_overload_lines(prediction),
         f"now {output:,.1f} tok/s ({low:,.1f} to {high:,.1f} with {LEVEL:.0%} confidence)",
+        *([f"and {time_text(prediction.latency('e2e_s').mean)} from sending to the last token"] if by_latency else []),
         "",
-        f"{'what one change would buy':<52}{'tok/s':>9}{'speed-up':>9}",
+        f"{'what one change would buy':<52}{'E2E' if by_latency else 'tok/s':>9}{'speed-up':>9}",
     ]
     for change in explanation.changes:
         first, *rest = textwrap.wrap(change.label, 51)
-        lines.append(f"{first:<52}{change.output_tokens_per_s:>9,.1f}{change.speedup:>8.2f}x")
+        value = time_text(change.latencies[1]) if by_latency else f"{change.output_tokens_per_s:,.1f}"
+        lines.append(f"{first:<52}{value:>9}{change.speedup:>8.2f}x")
         interval = f"{change.interval[0]:.2f} to {change.interval[1]:.2f}x"
         lines.append(f"  {' '.join(rest):<50}{interval:>18}")
     lines += [line for text in explanation.words for line in ("", *textwrap.wrap(text, WIDTH))]
@@ -337,13 +342,17 @@ def explain_json(explanation: "Explanation") -> dict[str, Any]:
         "baseline": {
             "output_tokens_per_s": prediction.mean("output_tokens_per_s"),
             "interval": list(Confidence(prediction).interval("output_tokens_per_s")),
+            "e2e_s": prediction.latency("e2e_s").mean,
         },
+        "speedup_of": goal(prediction.workload),
         "changes": [
             {
                 "change": change.label,
                 "kind": change.kind,
                 "cost": change.key or None,
                 "output_tokens_per_s": change.output_tokens_per_s,
+                "ttft_s": change.latencies[0],
+                "e2e_s": change.latencies[1],
                 "speedup": change.speedup,
                 "interval": list(change.interval),
             }

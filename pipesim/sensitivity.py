@@ -111,12 +111,15 @@ class Confidence:
         """Returns the log standard deviation of one headline metric."""
         constants = sum((item.of(metric) * item.log_std) ** 2 for item in self.sensitivities)
         end_to_end = self.prediction.deployment.hardware.uncertainty.end_to_end
-        arrivals = arrival_variance(self.prediction, metric) if self._arrivals else 0.0
-        return math.sqrt(constants + self.seed_variance(metric) + arrivals + self.doubt_variance + end_to_end**2)
+        return math.sqrt(constants + self.seed_variance(metric) + self.doubt_variance + end_to_end**2)
 
     def seed_variance(self, metric: str) -> float:
-        """Returns the log variance of one headline metric over lengths and arrivals."""
-        return pvariance([math.log(value) for value in self.prediction.over_seeds(metric) if value > 0] or [0.0])
+        """Returns the log variance of one headline metric over lengths and arrivals.
+
+        Over seeds, or over plausible gaps between first arrivals where that is larger: these differ by their draw, too.
+        """
+        drawn = pvariance([math.log(value) for value in self.prediction.over_seeds(metric) if value > 0] or [0.0])
+        return max(drawn, arrival_variance(self.prediction, metric)) if self._arrivals else drawn
 
     @property
     def doubt_variance(self) -> float:

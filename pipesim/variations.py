@@ -18,7 +18,7 @@ from pipesim.workload import BURST_SPACING_S, FEWEST_STEADY_WAVES, Workload
 Found = TypeVar("Found")
 WAVES = 2
 """Requests per user of the runs that something is compared in, in a closed loop."""
-GAPS_S = (0.0002, 0.001, 0.002, 0.005, 0.02)
+GAPS_S = (0.0002, 0.001, 0.005, 0.02)
 LIKELIEST_GAP_S, GAP_LOG_STD = 0.001, math.log(4.0)
 """Mean gaps [s] between the users' first requests that are plausible, and how likely they are: log-normal.
 
@@ -97,7 +97,7 @@ def once(prediction: Prediction, key: object, find: Callable[[], Found]) -> Foun
 
 def _key(deployment: Deployment, load: Workload, seeds: int) -> tuple[object, ...]:
     plan = replace(deployment.plan, layer_partition=None)
-    settings = plan, deployment.layers, deployment.engine
+    settings = plan, deployment.layers, deployment.engine, deployment.memory_share
     return _profiles(deployment), settings, replace(load, trace=None), id(load.trace), seeds
 
 

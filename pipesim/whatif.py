@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from pipesim.changes import Change, goal, switched, with_flags
+from pipesim.changes import Change, changed, goal, log_ratios, ratio_variance, switched, with_flags
 from pipesim.deployment import Deployment, EngineSettings
 from pipesim.engines import all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
@@ -15,6 +15,8 @@ from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.sensitivity import Confidence, Sensitivity, Z
 
+MOST_SEEDS = 3
+"""Seeds that a cost at zero, which no box has, is simulated with."""
 COSTS = {
     "experts": "reading and multiplying routed experts",
     "attention": "attention",
@@ -45,9 +47,9 @@ def explain(prediction: Prediction, progress: Callable[[str], None] = lambda _: 
     for key, name in COSTS.items():
         progress(name)
         changes.append(_without(prediction, key, stds[key]))
-    for label, flags, changed in switches(prediction):
+    for label, flags, other in switches(prediction):
         progress(label)
-        changes.append(switched(prediction, label, changed, flags))
+        changes.append(switched(prediction, label, other, flags))
     changes.sort(key=lambda change: -change.speedup)
     return Explanation(prediction, tuple(changes), tuple(_words(prediction, changes)), confidence.sensitivities)
 
@@ -65,22 +67,21 @@ def _cost_stds(prediction: Prediction, confidence: Confidence) -> dict[str, floa
 
 def _without(prediction: Prediction, key: str, std: float) -> Change:
     """A cost at zero. To first order the gain moves with the cost, whose log standard deviation is known."""
-    metric, seeds, first = goal(prediction.workload), len(prediction.runs), prediction.first_seed
+    seeds, first = min(MOST_SEEDS, len(prediction.runs)), prediction.first_seed
     free = Predictor(prediction.deployment, {key: 0.0}).predict(prediction.workload, seeds, first_seed=first)
-    gain = math.log(fmean(free.over_seeds(metric)) / fmean(prediction.over_seeds(metric)))
-    gain *= -1.0 if metric == "e2e_s" else 1.0
-    interval = math.exp(gain * math.exp(-Z * std)), math.exp(gain * math.exp(Z * std))
-    label, (low, high) = f"{COSTS[key]} at no cost", (min(interval), max(interval))
-    rate, latency = free.mean("output_tokens_per_s"), free.latency("e2e_s").mean
-    return Change(label, "cost", rate, math.exp(gain), (low, high), key, "", latency)
+    ratios = log_ratios(prediction, free)
+    gain, width = fmean(ratios), Z * math.sqrt(ratio_variance(ratios))
+    low, high = sorted(gain * math.exp(sign * Z * std) for sign in (-1, 1))
+    interval = math.exp(low - width), math.exp(high + width)
+    return changed("cost", f"{COSTS[key]} at no cost", free, math.exp(gain), interval, key=key)
 
 
 def switches(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
     """Yields every deployment that differs in one switch and that the box can run, with what was flipped and flags."""
     deployment = prediction.deployment
     settings, hardware, plan = deployment.engine, deployment.hardware, deployment.plan
-    for words, flags, changed in with_flags(prediction):
-        yield f"{words} ({flags})" if flags else words, flags, changed
+    for words, flags, other in with_flags(prediction, every=True):
+        yield f"{words} ({flags})" if flags else words, flags, other
     candidates = list(_all_reduce_switches(deployment))
     if settings.cuda_graph:
         eager = replace(settings, cuda_graph=False)
@@ -126,12 +127,11 @@ def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettin
 
 def _words(prediction: Prediction, changes: list[Change]) -> Iterator[str]:
     costs = [change for change in changes if change.kind == "cost"]
-    now = prediction.mean("output_tokens_per_s")
-    first = costs[0]
-    yield (
-        f"The largest cost is {COSTS[first.key]}: without it {now:,.1f} tok/s would be "
-        f"{first.output_tokens_per_s:,.1f}, {first.speedup:.2f} times as much."
-    )
+    first, now = costs[0], prediction.mean("output_tokens_per_s")
+    gain = f"{now:,.1f} tok/s would be {first.output_tokens_per_s:,.1f}, {first.speedup:.2f} times as much"
+    if goal(prediction.workload) == "e2e_s":
+        gain = f"a request would be done in {first.latencies[1]:,.1f} s, {first.speedup:.2f} times as fast"
+    yield f"The largest cost is {COSTS[first.key]}: without it {gain}."
     if first.key == "launch" and prediction.deployment.plan.tp > 1:
         yield _rival(prediction)
 
