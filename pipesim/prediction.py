@@ -14,13 +14,13 @@ from pipesim.engines import ENGINES, Request, all_reduce_preference
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, ProfileError
 from pipesim.metrics import Latency, Metrics, summarise
-from pipesim.passes import PassPricer, PricedOp
+from pipesim.passes import NO_FRONT_END, FrontEndPrice, PassPricer, PricedOp
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.replicas import Share, deal, looks_into_servers, per_replica, pooled
 from pipesim.simulation import Detail, simulate_together
 from pipesim.timeline import Timeline
-from pipesim.units import PICOSECONDS_PER_SECOND
+from pipesim.units import PICOSECONDS_PER_SECOND, to_seconds
 from pipesim.workload import LIMITS, Batch, PrefillChunk, Workload
 
 GIB = 2**30
@@ -52,6 +52,8 @@ class Prediction:
     """Whether the closed form's assumptions hold for the load; see `Predictor.closed_form_holds`."""
     first_seed: int = 0
     """Of the first run."""
+    front_end: FrontEndPrice = NO_FRONT_END
+    """Of every server."""
 
     @cached_property
     def beside(self) -> dict[object, Any]:
@@ -70,6 +72,14 @@ class Prediction:
         """Returns one number of `Metrics`, or the mean of one of its latencies, for each seed."""
         values = [getattr(run, name) for run in self.runs]
         return [value.mean if isinstance(value, Latency) else value for value in values]
+
+    @cached_property
+    def front_end_utilisation(self) -> float:
+        """Share of the time that the busier of the two processes of a server's front end works."""
+        load, plan = self.workload, self.deployment.plan
+        taken_in = self.mean("request_throughput_per_s") * self.front_end.accept(load.context_len + load.input_len)
+        steps = self.mean("output_tokens_per_s") / self.deployment.engine.tokens_per_step
+        return to_seconds(max(taken_in, steps * self.front_end.per_output) / plan.replicas)
 
     @cached_property
     def extrapolated_fraction(self) -> float:
@@ -286,7 +296,7 @@ class Predictor:
     def decode_slots(self, workload: Workload) -> tuple[int, int]:
         """Returns micro-batches in flight and requests in each, of the replica with the most users."""
         users, requests = per_replica(self.deployment.plan, workload)
-        own = replace(workload, concurrency=users, num_prompts=requests)
+        own = replace(workload, concurrency=users, num_prompts=requests, steady=False)
         return self.engine.decode_slots(self.deployment, own, self.kv_capacity_tokens)
 
     def mid_decode(self, workload: Workload) -> Batch:
@@ -379,7 +389,19 @@ class Predictor:
         load = workload if workload.closed_loop else as_closed_loop(workload, _users_inside(runs))
         closed, holds = self.steady_state(load), self.closed_form_holds(workload)
         capacity = self.kv_capacity_tokens
-        return Prediction(self.deployment, workload, detail, capacity, memory, runs, load, closed, holds, first_seed)
+        return Prediction(
+            self.deployment,
+            workload,
+            detail,
+            capacity,
+            memory,
+            runs,
+            load,
+            closed,
+            holds,
+            first_seed,
+            self.price.front_end,
+        )
 
     def check_kv(self, workload: Workload) -> None:
         """Raises InfeasibleDeployment when the KV cache does not hold a single request of the load."""

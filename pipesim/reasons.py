@@ -22,6 +22,8 @@ NOTEWORTHY_DOUBT = 0.01
 
 NOTEWORTHY_WAIT = 1.1
 """Mean TTFT over that before from which a change is said to cost it."""
+FRONT_END_BINDS = 0.9
+"""Share of the time from which a front end that is at work is what an answer hangs on."""
 
 NAMES = {
     "experts": "routed experts",
@@ -40,6 +42,11 @@ def binding_limit(prediction: Prediction) -> str:
 
 
 def _limit(prediction: Prediction) -> str:
+    if (at_work := prediction.front_end_utilisation) > FRONT_END_BINDS:
+        return (
+            f"Front-end-bound: one of the processes that take requests in and hand tokens out works {at_work:.0%} of "
+            "the time; faster GPUs would gain little."
+        )
     largest = max(prediction.breakdown, key=lambda name: prediction.breakdown[name])
     share = f"{prediction.breakdown[largest]:.0%}"
     plan, settings = prediction.deployment.plan, prediction.deployment.engine

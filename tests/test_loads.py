@@ -54,6 +54,9 @@ class OneByOne:
         request.slot = slot
         return MicroBatch(slot, PrefillChunk(request.input_len, 1, 0, 1, 0, False), [request])
 
+    def outputs(self, micro_batch: MicroBatch) -> int:
+        return len(micro_batch.finishing_prefill)
+
     def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
         for request in micro_batch.finishing_prefill:
             request.first_token = request.last_token = now

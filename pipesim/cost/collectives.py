@@ -10,7 +10,6 @@ from typing import NamedTuple
 from pipesim.ops import Collective
 from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, Implementation, LaunchMode, Network, PeerLinks
 
-
 LAUNCH, STEP, STAGED_STEP = 4e-6, 1.6e-6, 2.5e-6
 """NCCL launches one kernel; then each step of the ring takes a flag and a copy of a few bytes [s].
 

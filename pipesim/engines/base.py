@@ -9,7 +9,7 @@ from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.engines.share import MemoryShare
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
-from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
+from pipesim.workload import Batch, DecodeStep, PrefillChunk, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +83,6 @@ class MicroBatch:
     """Index of this decode step within its slot; −1 for prefill alone."""
 
     @property
-    def outputs(self) -> int:
-        """Requests that get tokens of it."""
-        decode = self.batch.decode if isinstance(self.batch, MixedStep) else self.batch
-        return len(self.finishing_prefill) + (decode.requests if isinstance(decode, DecodeStep) else 0)
-
-    @property
     def prefills(self) -> bool:
         """Whether it holds prompt tokens."""
         return not isinstance(self.batch, DecodeStep)
@@ -151,6 +145,9 @@ class Policy(Protocol):
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the next micro-batch of a slot, or None when the slot has nothing to do."""
+
+    def outputs(self, micro_batch: MicroBatch) -> int:
+        """Returns how many requests get tokens of a micro-batch whose result is there."""
 
     def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
         """Hands out the tokens of a micro-batch; returns the requests that ended with them."""

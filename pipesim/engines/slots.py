@@ -147,6 +147,12 @@ class SlotScheduler(PromptQueue):
         """Returns the running request of a slot that is put back when the KV cache is full."""
         raise NotImplementedError
 
+    def outputs(self, micro_batch: MicroBatch) -> int:
+        """Returns how many requests get tokens of a micro-batch; launched ahead of a result, it holds ended ones too."""
+        state, step = self.slots[micro_batch.slot], micro_batch.decode_step
+        decoding = state.live + len(state.joining.get(step, ())) if step >= 0 else 0
+        return decoding + len(micro_batch.finishing_prefill)
+
     def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
         """Hands out the tokens of a micro-batch at `now`; returns the requests that ended with them."""
         state = self.slots[micro_batch.slot]

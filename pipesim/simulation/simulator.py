@@ -160,7 +160,7 @@ class _Run:
                 if (pending := pipeline.pending(result.passage)) is not None:
                     yield pending
                 now = max(now, result.passage.result) + result.passage.price.process
-                seen = self._server.deliver(now, result.micro_batch.outputs)
+                seen = self._server.deliver(now, policy.outputs(result.micro_batch))
                 ended = policy.complete(result.micro_batch, seen)
             if launched and shape.send_after_processing:
                 pipeline.release(launched.passage, now)
