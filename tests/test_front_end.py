@@ -45,6 +45,12 @@ front_ends = st.builds(
     round_trip=st.integers(0, 2_000),
 )
 
+SCHEDULERS: list[dict[str, object]] = [
+    {"name": "sglang"},
+    {"name": "vllm"},
+    {"name": "vllm", "async_scheduling": False},
+]
+
 
 class Recorder:
     """A scheduler's queue that notes when it gets a request."""

@@ -6,7 +6,7 @@ the launch runs kernel by kernel, and the others go on decoding in it (managers/
 `prepare_mlp_sync_batch`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipesim.engines.base import DecodeGaps, LoopShape, MicroBatch, Request
@@ -68,11 +68,17 @@ class AttentionRanks:
         step = max(part.decode_step for part in parts if part)
         return Joined(slot, self._joined[batches], finishing, step, parts)
 
+    def outputs(self, micro_batch: MicroBatch) -> int:
+        """Returns how many requests get tokens of a launch."""
+        return sum(rank.outputs(part) for rank, part in self._parts(micro_batch))
+
     def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
         """Hands out the tokens of a launch, rank by rank; returns the requests that ended with them."""
+        return [request for rank, part in self._parts(micro_batch) for request in rank.complete(part, now)]
+
+    def _parts(self, micro_batch: MicroBatch) -> Iterator[tuple[SlotScheduler, MicroBatch]]:
         parts = micro_batch.parts if isinstance(micro_batch, Joined) else ()
-        pairs = zip(self._ranks, parts, strict=True)
-        return [request for rank, part in pairs if part for request in rank.complete(part, now)]
+        return ((rank, part) for rank, part in zip(self._ranks, parts, strict=True) if part)
 
 
 def joined(batches: Sequence[Batch], ranks: int) -> Batch:

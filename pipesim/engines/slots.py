@@ -148,7 +148,7 @@ class SlotScheduler(PromptQueue):
         raise NotImplementedError
 
     def outputs(self, micro_batch: MicroBatch) -> int:
-        """Returns how many requests get tokens of a micro-batch; launched ahead of a result, it holds ended ones too."""
+        """Returns how many requests get tokens of a micro-batch; launched ahead of a result, it holds ended ones."""
         state, step = self.slots[micro_batch.slot], micro_batch.decode_step
         decoding = state.live + len(state.joining.get(step, ())) if step >= 0 else 0
         return decoding + len(micro_batch.finishing_prefill)

@@ -145,10 +145,7 @@ class _Run:
             if shape.receive_before_launch:
                 pipeline.exchange(now)
                 if result and launched:
-                    if (pending := pipeline.announcement(result.passage)) is not None:
-                        yield pending
-                    now = max(now, result.passage.returning)
-                    launched.passage.after = result.passage
+                    now = yield from self._receive(result.passage, launched.passage, now)
             if launched:
                 now = self._launch(launched, now)
             if not shape.receive_before_launch:
@@ -159,9 +156,7 @@ class _Run:
             if result := launched if shape.result_lag == 0 else result:
                 if (pending := pipeline.pending(result.passage)) is not None:
                     yield pending
-                now = max(now, result.passage.result) + result.passage.price.process
-                seen = self._server.deliver(now, policy.outputs(result.micro_batch))
-                ended = policy.complete(result.micro_batch, seen)
+                now, seen, ended = self._handle(result, now)
             if launched and shape.send_after_processing:
                 pipeline.release(launched.passage, now)
             if ended or environment.peek() <= now:  # else nobody sees the clock before the turn after this one
@@ -170,6 +165,19 @@ class _Run:
             if ended:
                 self._users.ended(self._server, len(ended), seen)
             turn += 1
+
+    def _receive(self, result: Passage, launching: Passage, now: int) -> Generator[simpy.Event, Any, int]:
+        """Waits for the tokens that a launch needs to be on their way; returns when the host knows of them."""
+        if (pending := self._pipeline.announcement(result)) is not None:
+            yield pending
+        launching.after = result
+        return max(now, result.returning)
+
+    def _handle(self, result: _Launched, now: int) -> tuple[int, int, list[Request]]:
+        """Handles a result; returns when the host is done, when clients see it, and the requests that ended with it."""
+        now = max(now, result.passage.result) + result.passage.price.process
+        seen = self._server.deliver(now, self._policy.outputs(result.micro_batch))
+        return now, seen, self._policy.complete(result.micro_batch, seen)
 
     def _formed(self, micro_batch: MicroBatch) -> _Launched:
         price, batch, slot = self._price(micro_batch.batch), micro_batch.batch, micro_batch.slot
