@@ -71,7 +71,7 @@ def switched(prediction: Prediction, label: str, deployment: Deployment, flags: 
     """
     after = beside(prediction, deployment)
     ratios = log_ratios(prediction, after)
-    pairs = zip(over_gaps(prediction), over_gaps(prediction, deployment), strict=True)
+    pairs = zip(over_gaps(prediction), over_gaps(prediction, deployment), strict=False)
     gaps = {before.workload.spacing_s: log_ratios(before, later)[0] for before, later in pairs}
     spread = max(ratio_variance(ratios), gap_variance(gaps) if gaps else 0.0) + _unequal_constants(prediction, after)
     spread += (deployment.hardware.uncertainty.end_to_end / 2) ** 2
@@ -174,9 +174,13 @@ def advice(prediction: Prediction) -> Change | None:
     Which gains most is told by short runs; None where none gains beyond its interval.
     """
     least = Z * prediction.deployment.hardware.uncertainty.end_to_end / 2  # half the width of any interval
+    tried = list(with_flags(prediction))
+    if not tried:
+        return None
     first = beside(prediction, load=short(prediction.workload), seeds=1)
-    tried = [(log_ratios(first, beside(prediction, to[-1], first.workload, 1))[0], to) for to in with_flags(prediction)]
-    for gain, (words, flags, other) in sorted(tried, key=lambda entry: -entry[0])[:LOOKED_INTO]:
+    gains = [log_ratios(first, beside(prediction, other, first.workload, 1))[0] for *_, other in tried]
+    ranked = sorted(zip(gains, tried, strict=True), key=lambda entry: -entry[0])
+    for gain, (words, flags, other) in ranked[:LOOKED_INTO]:
         if gain > least and (change := switched(prediction, words, other, flags)).interval[0] > 1.0:
             return change
     return None
