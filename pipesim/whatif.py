@@ -67,7 +67,7 @@ def explain(prediction: Prediction, progress: Callable[[str], None] = lambda _: 
     for label, changed in switches(deployment, workload):
         progress(label)
         rates = Predictor(changed).predict(workload, SEEDS).over_seeds("output_tokens_per_s")
-        changes.append(_switched(label, base, rates, deployment.hardware.uncertainty.end_to_end))
+        changes.append(_switched(label, base, rates, confidence.whole_run_std))
     changes.sort(key=lambda change: -change.speedup)
     return Explanation(prediction, tuple(changes), tuple(_words(prediction, changes)), confidence.sensitivities)
 
