@@ -308,6 +308,9 @@ class Deployment:
             if given and engine.version_before(first):
                 wanted = f"{title} {'.'.join(map(str, first))} or later (older ones stop at start-up)"
                 raise UsageError(f"{flag} and --engine-version", engine.version, wanted)
+        if self.positions > self.model.max_positions:
+            wanted = f"at most the {self.model.max_positions:,} positions of {self.model.name}, as the engine does,"
+            raise UsageError("--context-length", engine.context_length, wanted)
         cap, limit = engine.pp_max_micro_batch_size, engine.max_running_requests
         if engine.name == "sglang" and cap and limit and cap * plan.attention_dp > limit:
             raise UsageError(
@@ -316,6 +319,11 @@ class Deployment:
                 f"at most {limit // plan.attention_dp} (SGLang admits no more requests than that in all slots "
                 "together, so the cap could never be reached)",
             )
+
+    @property
+    def positions(self) -> int:
+        """Most tokens of a request, prompt and output."""
+        return self.engine.context_length or self.model.max_positions
 
     @property
     def async_scheduling(self) -> bool:

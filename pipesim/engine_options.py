@@ -14,6 +14,9 @@ MaxRunning = Annotated[
 Chunk = Annotated[
     int | None, typer.Option("--chunked-prefill-size", "--max-num-batched-tokens", help="Prompt tokens of one launch.")
 ]
+ContextLength = Annotated[
+    int | None, typer.Option("--context-length", "--max-model-len", help="Most tokens of a request, output included.")
+]
 MemFraction = Annotated[
     float | None,
     typer.Option(

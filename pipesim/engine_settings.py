@@ -59,6 +59,8 @@ class EngineSettings:
     pp_async_batch_depth: int = 0
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
+    context_length: int | None = None
+    """Most tokens of a request, prompt and output; None for the model's positions (vLLM `--max-model-len`)."""
     mem_fraction_static: float | None = None
     peer_access: bool | None = None
     """None is as the box's driver has it."""
@@ -98,6 +100,7 @@ class EngineSettings:
             "--pp-async-batch-depth": (self.pp_async_batch_depth, 0, 64),
             "--max-running-requests": (self.max_running_requests, 1, 1_000_000),
             "--chunked-prefill-size": (self.chunked_prefill_size, 16, 10_000_000),
+            "--context-length": (self.context_length, 1, 10_000_000),
             "--prefill-decode-interval": (self.prefill_decode_interval, 0, 1_000_000),
             "--prefill-decode-interval-min-bs": (self.prefill_decode_interval_min_bs, 0, 1_000_000),
             "--prefill-schedule-interval": (self.prefill_schedule_interval, 1, 1_000_000),

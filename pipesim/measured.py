@@ -61,6 +61,7 @@ class RunEngine(Frozen):
     pp_async_batch_depth: int = 0
     max_running_requests: int | None = None
     chunked_prefill_size: int | None = None
+    context_length: int | None = None
     mem_fraction_static: float | None = None
     peer_access: bool | None = None
     allreduce: AllReduceChoice = "auto"

@@ -404,16 +404,20 @@ class Predictor:
         )
 
     def check_kv(self, workload: Workload) -> None:
-        """Raises InfeasibleDeployment when the KV cache does not hold a single request of the load."""
-        room = self.kv_capacity_tokens // self.deployment.plan.attention_dp
-        if workload.tokens_per_request > room:
-            raise InfeasibleDeployment(
-                [
-                    f"One request of this load takes up to {workload.tokens_per_request:,} tokens of KV cache; "
-                    f"{self.deployment.plan} on {self.deployment.hardware.name} has room for "
-                    f"{room:,}."
-                ]
+        """Raises InfeasibleDeployment when the engine refuses the longest request, or its KV cache cannot hold it."""
+        longest, deployment = workload.tokens_per_request, self.deployment
+        room = self.kv_capacity_tokens // deployment.plan.attention_dp
+        stated = "--context-length allows" if deployment.engine.context_length else f"{deployment.model.name} allows"
+        reasons = [
+            f"One request of this load takes up to {longest:,} tokens{of}; {who} {most:,}{what}."
+            for of, who, most, what in (
+                ("", stated, deployment.positions, ": the engine refuses it"),
+                (" of KV cache", f"{deployment.plan} on {deployment.hardware.name} has room for", room, ""),
             )
+            if longest > most
+        ]
+        if reasons:
+            raise InfeasibleDeployment(reasons)
 
 
 def as_closed_loop(workload: Workload, users: int) -> Workload:

@@ -165,12 +165,6 @@ def hinge_words(found: Hinges | None) -> list[str]:
 def notes(prediction: Prediction) -> list[str]:
     """Returns what a reader of the numbers has to know."""
     found = [note] if (note := prediction.deployment.memory_note) else []
-    longest, model = prediction.workload.tokens_per_request, prediction.deployment.model
-    if longest > model.max_positions:
-        found.append(
-            f"A request of this load has up to {longest:,} tokens, {model.name} {model.max_positions:,} positions: "
-            "engines refuse it unless they are told of a longer context."
-        )
     hosts = all_reduce_range(prediction)
     if hosts:
         share = prediction.breakdown["all_reduce"]

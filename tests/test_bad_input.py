@@ -613,7 +613,7 @@ def test_more_gpus_than_the_box_has_are_an_answer_with_how_many_would_fit(run_cl
 
 
 def test_a_context_longer_than_the_kv_cache_is_an_answer_with_the_room_there_is(run_cli: RunCli) -> None:
-    load = ["--context-len", 260_000, "--input-len", 512, "--output-len", 256, "--seeds", 1]
+    load = ["--context-len", 260_000, "--input-len", 512, "--output-len", 256, "--seeds", 1, "--random-range-ratio", 0]
     ran = run_cli("predict", "--tp", 8, *load, "--json")
     assert (ran.code, ran.err) == (1, "")
     (reason, *_) = ran.json["reasons"]
@@ -654,7 +654,24 @@ def test_the_kv_cache_is_named_in_the_engines_words_too(run_cli: RunCli) -> None
     assert run_cli(*load, "fp4").code == 2
 
 
-def test_a_load_beyond_the_models_positions_is_noted(run_cli: RunCli) -> None:
-    load = ("predict", "--model", "llama-3.1-8b", "--hardware", "h200-sxm-x1", "--concurrency", 1, "--num-prompts", 1)
-    inside, beyond = (run_cli(*load, "--output-len", 2, "--json", "--input-len", n).json for n in (100_000, 200_000))
-    assert [any("positions" in note for note in answer["notes"]) for answer in (inside, beyond)] == [False, True]
+@pytest.mark.parametrize(
+    ("engine", "flags", "says"),
+    [
+        ("vllm", (), None),
+        ("vllm", ("--input-len", 200_000), "llama-3.1-8b allows 131,072"),
+        ("sglang", ("--input-len", 200_000, "--enable-dynamic-chunking"), "llama-3.1-8b allows 131,072"),
+        ("vllm", ("--max-model-len", 4_096), "--context-length allows 4,096"),
+        ("sglang", ("--context-length", 100_002), None),
+        ("sglang", ("--context-length", 200_000), "131,072 positions"),
+        ("sglang", ("--context-length", 0), "--context-length"),
+    ],
+)
+def test_a_request_beyond_the_context_length_is_refused_as_the_engine_does(
+    run_cli: RunCli, engine: str, flags: tuple[object, ...], says: str | None
+) -> None:
+    load = ("--concurrency", 1, "--num-prompts", 1, "--output-len", 2, "--input-len", 100_000, "--seeds", 1)
+    load += ("--random-range-ratio", 0)
+    split = ("--model", "llama-3.1-8b", "--hardware", "h200-sxm-x2", "--engine", engine, "--pp", 2)
+    ran = run_cli("predict", *split, *load, *flags)
+    assert (ran.code == 0) == (says is None)
+    assert (says or "") in " ".join((ran.out + ran.err).split())

@@ -70,6 +70,7 @@ def settings_of(draw: st.DrawFn, engine: str) -> EngineSettings:
         "allreduce": draw(st.sampled_from(["auto", "nccl", "pcie-oneshot"])),
         "speculative_acceptance": tuple(draw(st.lists(st.sampled_from([0.5, 0.7]), max_size=4))),
     }
+    shared["context_length"] = draw(maybe(st.integers(1_024, 262_144)))
     share = draw(st.none() | st.floats(0.1, 0.99))
     if engine == "vllm":
         own = {"gpu_memory_utilization": share, "async_scheduling": draw(st.sampled_from([None, False]))}
@@ -98,7 +99,10 @@ def test_a_launch_line_read_back_is_the_deployment_it_was_written_for(engine: st
         (back,) = imported(text)
         assert back.plan == plan
         assert share.stated(back.settings) == pytest.approx(share.of(deployment), abs=1e-4)
-        same = {share.field: share.stated(settings), "speculative_acceptance": ()}
+        same = {share.field: share.stated(settings), "speculative_acceptance": (), "context_length": None}
+        room = ENGINES[engine].kv_capacity_tokens(deployment)
+        if settings.context_length and room >= settings.context_length:
+            assert back.settings.context_length == settings.context_length
         assert replace(back.settings, **same) == replace(settings, **same)  # type: ignore[arg-type]
         drafts = [entry.given for entry in back.unsupported]
         assert drafts == [f"{settings.draft_tokens} draft tokens"] * bool(settings.draft_tokens)

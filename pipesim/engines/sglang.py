@@ -54,7 +54,7 @@ def max_running_requests(deployment: Deployment, kv_capacity: int) -> int:
         return deployment.engine.max_running_requests
     ranks = deployment.plan.attention_dp
     own = kv_capacity // ranks
-    wanted = own * 512 // deployment.model.max_positions
+    wanted = own * 512 // deployment.positions
     return ranks * min(max(wanted, FEWEST_RUNNING_REQUESTS), MOST_RUNNING_REQUESTS, max(1, own // 2))
 
 
@@ -159,7 +159,7 @@ class SglangPolicy(SlotScheduler):
         """Fits the sizer of dynamic chunks; without pipeline stages the flag has no effect (managers/scheduler.py)."""
         if self._settings.enable_dynamic_chunking and self._deployment.plan.pp > 1:
             base = chunked_prefill_size(self._deployment) // self._deployment.plan.attention_dp
-            positions = self._deployment.model.max_positions
+            positions = self._deployment.positions
             smooth = self._settings.dynamic_chunking_smooth_factor
             self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
 

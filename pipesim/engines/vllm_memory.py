@@ -156,7 +156,7 @@ def _fixed_bytes(deployment: Deployment) -> float:
         total += BUFFERS_PER_PEER * (plan.tp - 1)
     if not isinstance(attention, GqaAttention) and attention.index_heads:
         latent = PREFILL_LENGTHS * 2.0 * attention.kv_elements + GATHERED_LENGTHS * (attention.index_head_dim + 4)
-        total += latent * deployment.model.max_positions + INDEXER_LOGITS + CONTEXT_PARALLEL * (plan.dcp > 1)
+        total += latent * deployment.positions + INDEXER_LOGITS + CONTEXT_PARALLEL * (plan.dcp > 1)
     return total
 
 

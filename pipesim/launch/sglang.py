@@ -83,7 +83,7 @@ RULES = {
     "nnodes": common.several_boxes,
     "moe-a2a-backend": _all_to_all,
     "disable-overlap-schedule": keeps("no_overlap", truth),
-    "context-length": keeps("context_length", whole),
+    "context-length": sets("context_length", whole),
     "speculative-algorithm": keeps("draft", plain),
     "speculative-num-steps": keeps("draft_steps", whole),
     "speculative-num-draft-tokens": keeps("draft_tokens", whole),
@@ -126,12 +126,6 @@ def finish(reading: Reading) -> None:
         )
     elif "no_overlap" in raw:
         reading.ignore("--disable-overlap-schedule")
-    if "context_length" in raw:
-        if "max_running_requests" in flags:
-            reading.ignore("--context-length")
-        else:
-            why = "SGLang derives its limit of requests from it: add --max-running-requests to be exact"
-            reading.refuse("--context-length", str(raw["context_length"]), why)
     if "smooth" in raw and "enable_dynamic_chunking" in flags:
         reading.set("dynamic_chunking_smooth_factor", SMOOTH_VARIABLE, raw["smooth"])
     elif "smooth" in raw:
@@ -202,6 +196,7 @@ def write(deployment: Deployment) -> Launch:
         "--pp-max-micro-batch-size": engine.pp_max_micro_batch_size,
         "--pp-async-batch-depth": engine.pp_async_batch_depth or None,
         "--max-running-requests": engine.max_running_requests,
+        "--context-length": engine.context_length,
         "--chunked-prefill-size": engine.chunked_prefill_size,
         "--mem-fraction-static": common.memory_share(deployment),
         "--language-only": engine.language_only,

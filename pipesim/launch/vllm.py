@@ -61,6 +61,13 @@ def _chunked(reading: Reading, flag: str, text: str) -> None:
         reading.refuse(flag, "", "prompts in one piece; pipesim cuts them by the budget of a step")
 
 
+def _length(reading: Reading, flag: str, text: str) -> None:
+    if text.strip() in {"-1", "auto"}:
+        reading.ignore(flag)  # what the KV cache holds, or the model's own
+    else:
+        reading.set("context_length", flag, whole(flag, text))
+
+
 RULES = {
     "model": common.model,
     "tensor-parallel-size": sets("tp", whole),
@@ -69,6 +76,7 @@ RULES = {
     "enable-expert-parallel": keeps("expert_parallel", truth),
     "data-parallel-size": keeps("dp", whole),
     "prefill-schedule-interval": sets("prefill_schedule_interval", whole),
+    "max-model-len": _length,
     "max-num-seqs": keeps("sequences", whole),
     "max-num-active-seqs": keeps("active", whole),
     "max-num-batched-tokens": sets("chunked_prefill_size", whole),
@@ -131,7 +139,7 @@ def served_length(deployment: Deployment) -> int | None:
     what the prediction of the KV cache may be off.
     """
     room = kv_capacity_tokens(deployment)
-    return None if room >= deployment.model.max_positions else max(1, int(0.95 * room))
+    return deployment.engine.context_length if room >= deployment.positions else max(1, int(0.95 * room))
 
 
 def write(deployment: Deployment) -> Launch:
