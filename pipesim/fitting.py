@@ -10,6 +10,8 @@ from pipesim.profiles.model import ModelProfile
 from pipesim.workload import Workload
 
 GIB = 2**30
+SHORT_REQUEST = 1024
+"""KV cache [tokens] that a server has to hold where its load is not known: with less it is of no use."""
 
 
 def needed_tokens(plan: ParallelPlan, settings: EngineSettings, workload: Workload) -> int:
@@ -37,7 +39,7 @@ def deploy(
     """
     _check_weights(model)
     _check_all_reduce(hardware, plan, settings)
-    needed = needed_tokens(plan, settings, workload) if workload else 1
+    needed = needed_tokens(plan, settings, workload) if workload else SHORT_REQUEST
     deployment = settle(model, hardware, plan, settings, ENGINES[settings.name], needed)
     capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
     if capacity < 1:
