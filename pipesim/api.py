@@ -16,11 +16,12 @@ from pipesim.commands.plan import batch_job, objective, plan_question, prices
 from pipesim.commands.sweep import sweep_of
 from pipesim.deployment import EngineName
 from pipesim.errors import ProfileError, UsageError
+from pipesim.fitting import deploy
 from pipesim.keywords import axis_of, checked, context_of, documented, named, options
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL, Question, question
 from pipesim.planning.question import Percentile, RankBy
 from pipesim.planning.search import search
-from pipesim.prediction import Predictor, deploy
+from pipesim.prediction import Predictor
 from pipesim.profiles import store
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile

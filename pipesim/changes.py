@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pipesim.deployment import Deployment
 from pipesim.engines import ENGINES
 from pipesim.errors import PipesimError
-from pipesim.prediction import Prediction, arrival_rate, deploy
+from pipesim.fitting import deploy
+from pipesim.prediction import Prediction, arrival_rate
 from pipesim.sensitivity import Confidence, Z
 from pipesim.variations import beside, gap_variance, over_gaps, short
 from pipesim.workload import Workload

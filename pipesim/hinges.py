@@ -8,7 +8,8 @@ from math import ceil, inf
 from pipesim.deployment import Deployment
 from pipesim.engines import ENGINES
 from pipesim.errors import PipesimError, UsageError
-from pipesim.prediction import Prediction, deploy, fitting_plans
+from pipesim.fitting import deploy, fitting_plans
+from pipesim.prediction import Prediction
 from pipesim.variations import GAPS_S, beside, once, over_gaps, short
 from pipesim.workload import Workload
 

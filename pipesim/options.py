@@ -19,8 +19,8 @@ from pipesim.deployment import (
     storage_of_kv_cache,
 )
 from pipesim.errors import PipesimError, UsageError
+from pipesim.fitting import deploy
 from pipesim.loads import WAVES, Like, load_of
-from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.units import parse_quantity
 from pipesim.workload import Workload

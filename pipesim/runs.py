@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, PipesimError, ProfileError, UnpredictableRun, UsageError
+from pipesim.fitting import deploy
 from pipesim.measured import MeasuredRun, Runs
-from pipesim.prediction import Prediction, Predictor, deploy
+from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import available, load_hardware, load_model, read_toml, validated
 from pipesim.workload import Workload
 

@@ -9,9 +9,10 @@ from pipesim.changes import Change, changed, goal, log_ratios, ratio_variance, s
 from pipesim.deployment import Deployment, EngineSettings
 from pipesim.engines import all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
+from pipesim.fitting import deploy
 from pipesim.partition import balanced_partition
 from pipesim.passes import StagePrice
-from pipesim.prediction import Prediction, Predictor, deploy
+from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.sensitivity import Confidence, Sensitivity, Z
 

@@ -8,8 +8,9 @@ from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, PipesimError
+from pipesim.fitting import deploy, fitting_plans
 from pipesim.launch.write import launch_text
-from pipesim.prediction import Prediction, Predictor, deploy, fitting_plans
+from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.sensitivity import Confidence

@@ -10,8 +10,8 @@ from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelP
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, PipesimError, UsageError
+from pipesim.fitting import deploy, shortage
 from pipesim.planning.question import PlanQuestion
-from pipesim.prediction import deploy, shortage
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.workload import Workload
 

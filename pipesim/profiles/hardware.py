@@ -95,6 +95,14 @@ class CollectiveCurve(Frozen):
     """Standard error of the logarithm of each fitted constant: "latency_0", "bandwidth_0", "latency_1" …"""
     source: str
 
+    def scaled(self, latency: float, bandwidth: float) -> Self:
+        """Returns the curve with its latencies and bandwidths times factors."""
+        lines = (
+            Line.model_construct(latency=line.latency * latency, bandwidth=line.bandwidth * bandwidth)
+            for line in self.lines
+        )
+        return self.model_copy(update={"lines": tuple(lines)})
+
 
 class AllReduceRange(Frozen):
     """How far the AllReduce of published boxes of the same kind lies from this box's curves: a property of the host."""
@@ -330,19 +338,7 @@ class HardwareProfile(Frozen):
 
     def with_all_reduce_scaled(self, factor: float) -> Self:
         """Returns the same box with AllReduce taking `factor` times as long at every size."""
-        scaled = tuple(
-            curve.model_copy(
-                update={
-                    "lines": tuple(
-                        Line.model_construct(latency=line.latency * factor, bandwidth=line.bandwidth / factor)
-                        for line in curve.lines
-                    )
-                }
-            )
-            if curve.op == "all_reduce"
-            else curve
-            for curve in self.collectives
-        )
+        scaled = tuple(c.scaled(factor, 1 / factor) if c.op == "all_reduce" else c for c in self.collectives)
         return self.model_copy(update={"collectives": scaled})
 
     def with_links_scaled(self, factor: float) -> Self:
@@ -350,16 +346,7 @@ class HardwareProfile(Frozen):
         links = self.peer_links
         names = ("same_group_bandwidth", "cross_group_bandwidth", "staged_bandwidth")
         faster = links.model_copy(update={name: getattr(links, name) * factor for name in names})
-        curves = tuple(
-            curve.model_copy(
-                update={
-                    "lines": tuple(
-                        line.model_copy(update={"bandwidth": line.bandwidth * factor}) for line in curve.lines
-                    )
-                }
-            )
-            for curve in self.collectives
-        )
+        curves = tuple(curve.scaled(1.0, factor) for curve in self.collectives)
         uplinks = tuple(s.model_copy(update={"uplink": s.uplink * factor}) for s in self.topology.switches)
         topology = self.topology.model_copy(update={"switches": uplinks})
         return self.model_copy(update={"peer_links": faster, "collectives": curves, "topology": topology})

@@ -7,8 +7,9 @@ from typing import Any
 from pipesim.axes import Method
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
+from pipesim.fitting import deploy, needed_tokens
 from pipesim.planning.evaluate import consider
-from pipesim.prediction import Predictor, deploy, needed_tokens
+from pipesim.prediction import Predictor
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.variations import SharedPrices
