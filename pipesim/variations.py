@@ -26,21 +26,12 @@ LIKELIEST_GAP_S, GAP_LOG_STD = 0.001, math.log(4.0)
 A benchmark's loop sends them 0.2 ms apart, a tokenizer in one process takes 0.8 ms for 512 tokens, through a small HTTP
 server 1.4 ms lie between two, and slow clients come further apart."""
 SCHEDULING = {
-    "cuda_graph": True,
-    "pp_max_micro_batch_size": None,
-    "pp_async_batch_depth": 0,
-    "max_running_requests": None,
-    "chunked_prefill_size": None,
-    "mem_fraction_static": None,
-    "gpu_memory_utilization": None,
-    "cap_decodes_per_step": False,
-    "kv_cache_dtype": "auto",
-    "prefill_decode_interval": 0,
-    "prefill_decode_interval_min_bs": 0,
-    "prefill_schedule_interval": 1,
-    "schedule_conservativeness": 1.0,
-}
-"""Flags that change no price of a batch (the storage of the KV cache is the model's), with their defaults."""
+    "cuda_graph", "pp_max_micro_batch_size", "pp_async_batch_depth", "max_running_requests", "chunked_prefill_size",
+    "mem_fraction_static", "gpu_memory_utilization", "cap_decodes_per_step", "kv_cache_dtype", "enable_mixed_chunk",
+    "prefill_decode_interval", "prefill_decode_interval_min_bs", "prefill_schedule_interval",
+    "schedule_conservativeness",
+}  # fmt: skip
+"""Flags that change no price of a batch; the storage of the KV cache is the model's."""
 
 
 class SharedPrices:
@@ -51,9 +42,10 @@ class SharedPrices:
 
     def predictor(self, deployment: Deployment) -> Predictor:
         """Returns a predictor of a deployment."""
-        engine = replace(deployment.engine, **SCHEDULING)  # type: ignore[arg-type]
+        flags = tuple(item for item in deployment.engine.stated.items() if item[0] not in SCHEDULING)
         plan = replace(deployment.plan, replicas=1, balancer="round-robin", layer_partition=None)
-        key = (_profiles(deployment), plan, deployment.layers, engine, deployment.async_scheduling)
+        engine = deployment.engine.name, flags, deployment.async_scheduling
+        key = (_profiles(deployment), plan, deployment.layers, engine)
         if key not in self._pricers:
             self._pricers[key] = pricer_of(deployment)  # holds the profiles, so that their ids stay theirs
         return Predictor(deployment, price=self._pricers[key])
@@ -102,11 +94,11 @@ def _key(deployment: Deployment, load: Workload, seeds: int) -> tuple[object, ..
     return _profiles(deployment), settings, replace(load, trace=None), id(load.trace), seeds
 
 
-def short(load: Workload) -> Workload:
+def short(load: Workload, waves: int = WAVES) -> Workload:
     """Returns a closed loop cut to a few requests per user, as comparisons are simulated; other loads as they are."""
     if not load.closed_loop:
         return load
-    waves = max(WAVES, FEWEST_STEADY_WAVES) if load.steady else WAVES
+    waves = max(waves, FEWEST_STEADY_WAVES) if load.steady else waves
     requests = max(FEWEST_REQUESTS, waves * load.concurrency + load.warm_up)
     return replace(load, num_prompts=min(load.num_prompts, requests))
 
