@@ -20,11 +20,11 @@ Found = TypeVar("Found")
 WAVES, FEWEST_REQUESTS = 2, 24
 """Requests per user, and in all, of the runs that something is compared in, in a closed loop."""
 GAPS_S = (0.0002, 0.001, 0.005, 0.02)
-LIKELIEST_GAP_S, GAP_LOG_STD = 0.001, math.log(4.0)
+LIKELIEST_GAP_S, GAP_LOG_STD = 0.0005, math.log(4.0)
 """Mean gaps [s] between the users' first requests that are plausible, and how likely they are: log-normal.
 
-A benchmark's loop sends them 0.2 ms apart, a tokenizer in one process takes 0.8 ms for 512 tokens, through a small HTTP
-server 1.4 ms lie between two, and slow clients come further apart."""
+Of the clients alone, as the front end has its own time for each: a benchmark's loop sends requests 0.1 to 0.2 ms apart,
+a client that encodes or opens a connection for each about 1 ms, people and slow clients further."""
 SCHEDULING = {
     "cuda_graph", "pp_max_micro_batch_size", "pp_async_batch_depth", "max_running_requests", "chunked_prefill_size",
     "mem_fraction_static", "gpu_memory_utilization", "cap_decodes_per_step", "kv_cache_dtype", "enable_mixed_chunk",
@@ -131,7 +131,8 @@ def arrival_variance(prediction: Prediction, metric: str) -> float:
 
 
 def gap_variance(by_gap: Mapping[float | None, float]) -> float:
-    """Returns the mean square of what a value by gap [s] is away from its first, each gap as likely as it is."""
+    """Returns the mean square of what a value by gap [s] is away from its first, which is as likely as the others."""
     asked = next(iter(by_gap.values()))
     weights = {gap: math.exp(-((math.log(gap / LIKELIEST_GAP_S) / GAP_LOG_STD) ** 2) / 2) for gap in GAPS_S}
-    return sum(weight * (by_gap[gap] - asked) ** 2 for gap, weight in weights.items()) / sum(weights.values())
+    away = sum(weight * (by_gap[gap] - asked) ** 2 for gap, weight in weights.items()) / sum(weights.values())
+    return away / 2
