@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, inf
 
 from pipesim.deployment import Deployment
@@ -80,12 +79,11 @@ def _best_splits(prediction: Prediction, load: Workload, loads: dict[str, Worklo
     near = [split for split, own in zip(splits, rates, strict=True) if own > WITHIN_REACH * max(rates)]
     if len(splits) < 2:
         return {}
-    leader = splits[rates.index(max(rates))]
-
-    def lead(split: Deployment, under: Workload) -> float:
-        return rate(split, under) * (WITHIN_ERROR if split is leader else 1.0)
-
-    return {name: str(max(near, key=partial(lead, under=under)).plan) for name, under in loads.items()}
+    ahead = {id(splits[rates.index(max(rates))]): WITHIN_ERROR}
+    return {
+        name: str(max((rate(split, under) * ahead.get(id(split), 1.0), str(split.plan)) for split in near)[1])
+        for name, under in loads.items()
+    }
 
 
 def _splits(deployment: Deployment, load: Workload) -> Iterator[Deployment]:

@@ -20,27 +20,18 @@ Found = TypeVar("Found")
 WAVES, FEWEST_REQUESTS = 2, 24
 """Requests per user, and in all, of the runs that something is compared in, in a closed loop."""
 GAPS_S = (0.0002, 0.001, 0.005, 0.02)
-LIKELIEST_GAP_S, GAP_LOG_STD = 0.001, math.log(4.0)
+LIKELIEST_GAP_S, GAP_LOG_STD = 0.0005, math.log(4.0)
 """Mean gaps [s] between the users' first requests that are plausible, and how likely they are: log-normal.
 
-A benchmark's loop sends them 0.2 ms apart, a tokenizer in one process takes 0.8 ms for 512 tokens, through a small HTTP
-server 1.4 ms lie between two, and slow clients come further apart."""
+Of the clients alone, as the front end has its own time for each: a benchmark's loop sends requests 0.1 to 0.2 ms apart,
+a client that encodes or opens a connection for each about 1 ms, people and slow clients further."""
 SCHEDULING = {
-    "cuda_graph": True,
-    "pp_max_micro_batch_size": None,
-    "pp_async_batch_depth": 0,
-    "max_running_requests": None,
-    "chunked_prefill_size": None,
-    "mem_fraction_static": None,
-    "gpu_memory_utilization": None,
-    "cap_decodes_per_step": False,
-    "kv_cache_dtype": "auto",
-    "prefill_decode_interval": 0,
-    "prefill_decode_interval_min_bs": 0,
-    "prefill_schedule_interval": 1,
-    "schedule_conservativeness": 1.0,
-}
-"""Flags that change no price of a batch (the storage of the KV cache is the model's), with their defaults."""
+    "cuda_graph", "pp_max_micro_batch_size", "pp_async_batch_depth", "max_running_requests", "chunked_prefill_size",
+    "mem_fraction_static", "gpu_memory_utilization", "cap_decodes_per_step", "kv_cache_dtype", "enable_mixed_chunk",
+    "prefill_decode_interval", "prefill_decode_interval_min_bs", "prefill_schedule_interval",
+    "schedule_conservativeness",
+}  # fmt: skip
+"""Flags that change no price of a batch; the storage of the KV cache is the model's."""
 
 
 class SharedPrices:
@@ -51,9 +42,10 @@ class SharedPrices:
 
     def predictor(self, deployment: Deployment) -> Predictor:
         """Returns a predictor of a deployment."""
-        engine = replace(deployment.engine, **SCHEDULING)  # type: ignore[arg-type]
+        flags = tuple(item for item in deployment.engine.stated.items() if item[0] not in SCHEDULING)
         plan = replace(deployment.plan, replicas=1, balancer="round-robin", layer_partition=None)
-        key = (_profiles(deployment), plan, deployment.layers, engine, deployment.async_scheduling)
+        engine = deployment.engine.name, flags, deployment.async_scheduling
+        key = (_profiles(deployment), plan, deployment.layers, engine)
         if key not in self._pricers:
             self._pricers[key] = pricer_of(deployment)  # holds the profiles, so that their ids stay theirs
         return Predictor(deployment, price=self._pricers[key])
@@ -102,11 +94,11 @@ def _key(deployment: Deployment, load: Workload, seeds: int) -> tuple[object, ..
     return _profiles(deployment), settings, replace(load, trace=None), id(load.trace), seeds
 
 
-def short(load: Workload) -> Workload:
+def short(load: Workload, waves: int = WAVES) -> Workload:
     """Returns a closed loop cut to a few requests per user, as comparisons are simulated; other loads as they are."""
     if not load.closed_loop:
         return load
-    waves = max(WAVES, FEWEST_STEADY_WAVES) if load.steady else WAVES
+    waves = max(waves, FEWEST_STEADY_WAVES) if load.steady else waves
     requests = max(FEWEST_REQUESTS, waves * load.concurrency + load.warm_up)
     return replace(load, num_prompts=min(load.num_prompts, requests))
 
@@ -139,7 +131,8 @@ def arrival_variance(prediction: Prediction, metric: str) -> float:
 
 
 def gap_variance(by_gap: Mapping[float | None, float]) -> float:
-    """Returns the mean square of what a value by gap [s] is away from its first, each gap as likely as it is."""
+    """Returns the mean square of what a value by gap [s] is away from its first, which is as likely as the others."""
     asked = next(iter(by_gap.values()))
     weights = {gap: math.exp(-((math.log(gap / LIKELIEST_GAP_S) / GAP_LOG_STD) ** 2) / 2) for gap in GAPS_S}
-    return sum(weight * (by_gap[gap] - asked) ** 2 for gap, weight in weights.items()) / sum(weights.values())
+    away = sum(weight * (by_gap[gap] - asked) ** 2 for gap, weight in weights.items()) / sum(weights.values())
+    return away / 2

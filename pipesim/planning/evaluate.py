@@ -97,14 +97,6 @@ def closed_loop_of(predictor: Predictor, workload: Workload) -> tuple[Workload, 
     return load, rate
 
 
-def shortened(workload: Workload, waves: int) -> Workload:
-    """Returns a closed loop cut to some requests per user (and its warm-up); other loads as they are."""
-    if not workload.closed_loop:
-        return workload
-    requests = min(workload.num_prompts, waves * workload.concurrency + workload.warm_up)
-    return replace(workload, num_prompts=requests)
-
-
 class Task(NamedTuple):
     """Runs of one candidate."""
 

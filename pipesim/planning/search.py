@@ -15,12 +15,13 @@ from statistics import fmean
 from pipesim.deployment import Deployment
 from pipesim.overload import overload
 from pipesim.planning.candidates import Space
-from pipesim.planning.evaluate import Candidate, Split, Task, Workers, shortened
+from pipesim.planning.evaluate import Candidate, Split, Task, Workers
 from pipesim.planning.odds import Contender, Odds, odds
 from pipesim.planning.question import Figures, PlanQuestion
 from pipesim.planning.space import Rejection, check_fixed
 from pipesim.prediction import Prediction, arrival_rate
 from pipesim.sensitivity import HEADLINES, Confidence, Sensitivity, sensitivities
+from pipesim.variations import short
 from pipesim.workload import Workload
 
 FIRST_PLACES = 8
@@ -121,7 +122,7 @@ def search(question: PlanQuestion, jobs: int = 1, show: Show = lambda _: None) -
     candidates = space.candidates()
     question = _ranked(question, candidates)
     long = question.workload.output_len >= LONG_ANSWER
-    load = shortened(question.workload, WAVES_OF_LONG_ANSWERS if long else WAVES)
+    load = short(question.workload, WAVES_OF_LONG_ANSWERS if long else WAVES)
     with Workers(load, jobs, show) as workers:
         front = _Front(question, candidates)
         front.firm_up(workers)
