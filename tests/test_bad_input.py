@@ -613,7 +613,7 @@ def test_more_gpus_than_the_box_has_are_an_answer_with_how_many_would_fit(run_cl
 
 
 def test_a_context_longer_than_the_kv_cache_is_an_answer_with_the_room_there_is(run_cli: RunCli) -> None:
-    load = ["--context-len", 260_000, "--input-len", 512, "--output-len", 256, "--seeds", 1]
+    load = ["--context-len", 260_000, "--input-len", 512, "--output-len", 256, "--random-range-ratio", 0, "--seeds", 1]
     ran = run_cli("predict", "--tp", 8, *load, "--json")
     assert (ran.code, ran.err) == (1, "")
     (reason, *_) = ran.json["reasons"]
@@ -656,5 +656,6 @@ def test_the_kv_cache_is_named_in_the_engines_words_too(run_cli: RunCli) -> None
 
 def test_a_load_beyond_the_models_positions_is_noted(run_cli: RunCli) -> None:
     load = ("predict", "--model", "llama-3.1-8b", "--hardware", "h200-sxm-x1", "--concurrency", 1, "--num-prompts", 1)
+    load = (*load, "--random-range-ratio", 0)
     inside, beyond = (run_cli(*load, "--output-len", 2, "--json", "--input-len", n).json for n in (100_000, 200_000))
     assert [any("positions" in note for note in answer["notes"]) for answer in (inside, beyond)] == [False, True]
