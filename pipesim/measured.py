@@ -92,8 +92,8 @@ class RunWorkload(Frozen):
     output_len: int
     random_range_ratio: float = 0.0
     context_len: int = 0
-    spacing: Seconds = 0.0002
-    """Mean gap between the users' first requests [s]."""
+    spacing: Seconds | None = None
+    """Mean gap between the users' first requests [s]; see `Workload.spacing_s`."""
     request_rate: float | None = None
     burstiness: float = 1.0
     max_concurrency: int | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pipesim.changes import advice, goal
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
-from pipesim.engines import box_of_group
+from pipesim.engines import ENGINES, box_of_group
 from pipesim.hinges import Hinges
 from pipesim.overload import Overload
 from pipesim.passes import PricedOp
@@ -79,7 +79,8 @@ def _why_bubbles(prediction: Prediction) -> str:
     if users < pp:
         who = f"{users} user(s)" if prediction.workload.closed_loop else f"The {users} request(s) inside at a time"
         return f"{who} can fill at most as many of the {pp} stages at a time."
-    uneven = f", in {slots:.0f} unevenly filled slots" if in_flight < 0.8 * pp else ""
+    named = ENGINES[prediction.deployment.engine.name].slots_are_flags and in_flight < 0.8 * pp
+    uneven = f", in {slots:.0f} unevenly filled slots" if named else ""
     return f"On average {in_flight:.2f} micro-batches are in flight over {pp} stages{uneven}."
 
 

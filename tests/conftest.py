@@ -22,6 +22,15 @@ ROOT = Path(__file__).resolve().parent.parent
 BOX, KIMI = load_hardware("rtx-pro-6000-x8"), load_model("kimi-k2.6")
 
 
+def without_front_end(box: HardwareProfile) -> HardwareProfile:
+    """Returns a box on which requests are before the scheduler the moment they are sent, for tests of it alone."""
+    return box.model_copy(update={"host": box.host.model_copy(update={"front_end": {}})})
+
+
+BARE = without_front_end(BOX)
+"""The founding box so."""
+
+
 class Ran(NamedTuple):
     """What a command left behind."""
 

@@ -35,7 +35,8 @@ def batches(tp: int, pp: int, workload: Workload, **flags: object) -> list[Batch
         seen.append(batch)
         return price(batch)
 
-    spy.idle_turn, spy.operations = price.idle_turn, price.operations  # type: ignore[attr-defined]
+    for name in ("idle_turn", "operations", "front_end"):
+        setattr(spy, name, getattr(price, name))
     asked.price = spy  # type: ignore[assignment]
     asked.simulate(workload, seed=0)
     timed = 127 if flags.get("enable_dynamic_chunking") else 0

@@ -35,6 +35,8 @@ MS = 10**9
 SGLANG = BOX.host.front_end["sglang"]
 STATED = ROOT / "hardware_profiles" / "rtx-pro-6000-x8.toml"
 
+ENGINES: list[dict[str, object]] = [{"name": "sglang"}, {"name": "vllm"}, {"name": "vllm", "async_scheduling": False}]
+
 front_ends = st.builds(
     FrontEndPrice,
     per_request=st.integers(0, 900),

@@ -205,7 +205,7 @@ def test_num_prompts_cuts_a_duration() -> None:
         ("--prefix-cache-hit-rate nan", "--prefix-cache-hit-rate", "nan", "a share from 0 to 1"),
         ("--prefix-cache", "--prefix-cache", "True", "it beside --trace only"),
         ("--warm-up -1", "--warm-up", "-1", "a whole number from 0 to 1,000,000"),
-        ("--warm-up 128", "--warm-up", "128", "fewer than the 128 requests of the run"),
+        ("--warm-up 192", "--warm-up", "192", "fewer than the 192 requests of the run"),
         ("--warm-up 1 --concurrency 4 --num-prompts 4 --submit-spacing 0s", "--warm-up", "1", "others still run"),
     ],
 )
@@ -482,9 +482,7 @@ def test_every_token_is_got_before_in_or_after_the_steady_part(split: tuple[int,
     assert summarise(timeline, 16, steady=True).output_tokens == round(parts[1])
 
 
-def test_the_steady_part_begins_when_as_many_as_there_are_users_have_ended_and_ends_with_the_last_request_sent() -> (
-    None
-):
+def test_the_steady_part_lasts_from_as_many_ends_as_there_are_users_to_the_last_request_sent() -> None:
     timeline = predictor(8, 1).simulate(steady(), 3)
     metrics = summarise(timeline, 16, steady=True)
     begin, end = np.sort(timeline.last_token)[15], timeline.arrival.max()
@@ -512,8 +510,7 @@ def test_how_the_users_begin_does_not_show_in_the_steady_part_and_does_in_the_wh
         times = [part.latency(name).mean for part in parts]
         assert max(times) < 1.08 * min(times)
     wave = asked.predict(replace(steady(spacing_s=0.0), steady=False), seeds)
-    assert wave.latency("ttft_s").p99 > 1.5 * parts[0].latency("ttft_s").p99
-    assert wave.mean("output_tokens_per_s") < 0.95 * rates[0]
+    assert wave.latency("ttft_s").p99 > 1.3 * parts[0].latency("ttft_s").p99
 
 
 def test_a_run_in_whose_steady_part_no_request_ends_asks_for_more() -> None:

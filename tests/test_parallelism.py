@@ -28,7 +28,7 @@ from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.program import lower
 from pipesim.workload import DecodeStep, PrefillChunk, Workload
-from tests.conftest import RunCli
+from tests.conftest import RunCli, without_front_end
 
 BOX, KIMI = load_hardware("rtx-pro-6000-x8"), load_model("kimi-k2.6")
 WALL = BOX.model_copy(update={"gpus": 1024})
@@ -411,7 +411,7 @@ def test_looking_into_the_servers_beats_dealing_by_turn_where_lengths_differ() -
     load = Workload(num_prompts=150, input_len=100, output_len=40, random_range_ratio=1.0, request_rate=4.0)
     for balancer in get_args(Balancer):
         plan, one_by_one = ParallelPlan(8, replicas=3, balancer=balancer), EngineSettings(max_running_requests=1)
-        asked = Predictor(deploy(KIMI, WALL, plan, one_by_one))
+        asked = Predictor(deploy(KIMI, without_front_end(WALL), plan, one_by_one))
         waits[balancer] = np.mean([summarise(asked.simulate(load, seed)).ttft_s.mean for seed in range(6)])
     assert waits["least-loaded"] < 0.9 * waits["round-robin"]
 

@@ -11,7 +11,7 @@ from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.workload import DecodeStep, Workload
-from tests.conftest import BOX, KIMI, predictor
+from tests.conftest import BARE, BOX, KIMI, predictor, without_front_end
 
 H100, B200 = load_hardware("h100-sxm-x8"), load_hardware("b200-sxm-x8")
 EIGHT = Workload(concurrency=8, num_prompts=8, input_len=64, output_len=256, spacing_s=0.0)
@@ -37,13 +37,15 @@ def rate(prediction: Prediction) -> float:
 def test_r01_all_eight_sequences_in_one_micro_batch_leave_seven_of_eight_stages_waiting() -> None:
     """vllm#28270: utilisation 1/8 at most; one sequence to a micro-batch raises the rate several-fold, below 8 times.
 
+    All eight wait when the scheduler looks: what comes through a front end comes one by one, and the first goes alone.
     Several-fold less what smaller batches lose in weight reads: 2.0 here, since FP8 experts of DeepSeek-R1 are read by
     each micro-batch anew.
     """
     plan = ParallelPlan(1, 8)
-    together = ask("deepseek-r1", B200, EIGHT, plan, pp_max_micro_batch_size=8)
-    spread = ask("deepseek-r1", B200, EIGHT, plan, pp_max_micro_batch_size=1)
-    by_vllm = ask("deepseek-r1", B200, EIGHT, plan, name="vllm")
+    box = without_front_end(B200)
+    together = ask("deepseek-r1", box, EIGHT, plan, pp_max_micro_batch_size=8)
+    spread = ask("deepseek-r1", box, EIGHT, plan, pp_max_micro_batch_size=1)
+    by_vllm = ask("deepseek-r1", box, EIGHT, plan, name="vllm")
     for one in (together, by_vllm):
         assert one.mean("micro_batches_in_flight") == pytest.approx(1.0, abs=0.05)
         assert 1 / 8 <= 1.0 - one.mean("bubble_fraction") <= 1 / 8 + 0.05
@@ -95,18 +97,27 @@ def test_r06_a_host_gap_between_micro_batches_makes_pp4_slow_and_nothing_intrins
 
 
 def test_r07_the_founding_runs_have_one_to_two_micro_batches_in_flight() -> None:
-    """Eight users of PP8 decode in one slot; 64 users under a cap of 64 in between one and three."""
-    for users, low, high in ((8, 0.9, 1.3), (64, 1.0, 3.6)):
-        load = Workload(concurrency=users, num_prompts=users, input_len=200, output_len=400, spacing_s=0.0)
-        prediction = predictor(1, 8, pp_max_micro_batch_size=64).predict(load, seeds=1)
-        assert low <= prediction.mean("micro_batches_in_flight") <= high
+    """Eight users of PP8 decode in one slot; 64 users under a cap of 64 in between one and three.
+
+    So it is for requests that all wait when the scheduler looks. Behind a tokenizer the first of them goes alone, and
+    with the founding runs' load the others fill one slot more of 8 users and up to three more of 64.
+    """
+    for box, lengths, bars in (
+        (BARE, (200, 400), ((8, 0.9, 1.3), (64, 1.0, 3.6))),
+        (BOX, (50, 600), ((8, 1.0, 2.0), (64, 1.0, 4.0))),
+    ):
+        for users, low, high in bars:
+            load = Workload(users, users, *lengths, spacing_s=0.0)
+            prediction = predictor(1, 8, box, pp_max_micro_batch_size=64).predict(load, seeds=1)
+            assert low <= prediction.mean("micro_batches_in_flight") <= high
 
 
 def test_r08_asynchronous_scheduling_gains_tens_of_percent_under_pp() -> None:
     """vllm#32618: Qwen3-30B-A3B on PP4, 128 prompts of 2 in and 512 out: 30.8 % more, and not twice as much."""
     load = Workload(concurrency=128, num_prompts=128, input_len=2, output_len=512, spacing_s=0.0)
+    box = without_front_end(H100)
     slow, fast = (
-        rate(ask("qwen3-30b-a3b", H100, load, ParallelPlan(1, 4), name="vllm", async_scheduling=ahead))
+        rate(ask("qwen3-30b-a3b", box, load, ParallelPlan(1, 4), name="vllm", async_scheduling=ahead))
         for ahead in (False, True)
     )
     assert 1.1 <= fast / slow <= 1.6

@@ -14,7 +14,7 @@ from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.timeline import Timeline
 from pipesim.workload import Workload
-from tests.conftest import BOX, KIMI, predictor
+from tests.conftest import BARE, BOX, KIMI, predictor
 
 SPLITS = [(8, 1), (4, 2), (2, 4), (1, 8)]
 
@@ -166,11 +166,17 @@ def improved(box: HardwareProfile, what: str, factor: float) -> HardwareProfile:
 
 def test_a_burst_fills_the_slots_unevenly_when_the_cap_is_high() -> None:
     workload = Workload(concurrency=64, num_prompts=64, input_len=200, output_len=40)
-    sizes = {cap: slot_sizes(predictor(1, 8, pp_max_micro_batch_size=cap).simulate(workload, 0)) for cap in (8, 64)}
-    assert sizes[8] == [8] * 8
-    assert sizes[64][0] == 1
-    assert 3 <= len(sizes[64]) <= 6
-    assert sum(sizes[64]) == 64
+    for box in (BARE, BOX):
+        capped, free = (
+            slot_sizes(predictor(1, 8, box, pp_max_micro_batch_size=cap).simulate(workload, 0)) for cap in (8, 64)
+        )
+        assert capped == [8] * 8
+        assert sum(free) == 64
+        if box is BARE:  # the first is launched alone, and those that come meanwhile go into few slots
+            assert free[0] == 1
+            assert 3 <= len(free) <= 6
+        else:  # one tokenizer hands them over 0.4 ms apart: most of them go into one slot, turn by turn
+            assert max(free) > 4 * 8
 
 
 def slot_sizes(timeline: Timeline) -> list[int]:
@@ -184,7 +190,7 @@ def test_the_default_cap_divides_by_the_stages_not_by_the_slots() -> None:
     # With depth 4 and room for 32 requests, the first four of eight slots take all of them.
     flags = {"max_running_requests": 32, "pp_async_batch_depth": 4}
     workload = Workload(concurrency=32, num_prompts=32, input_len=16, output_len=30, spacing_s=0.0)
-    timeline = predictor(2, 4, **flags).simulate(workload, 0)
+    timeline = predictor(2, 4, BARE, **flags).simulate(workload, 0)
     assert slot_sizes(timeline) == [8, 8, 8, 8]
 
 
@@ -236,17 +242,19 @@ def test_littles_law_holds_in_every_run(flags: dict[str, object], workload: Work
 
 def test_requests_that_arrive_far_apart_gather_in_one_slot_and_halve_the_throughput() -> None:
     # Founding finding 5. While the loop waits for the only busy slot, that slot is the next to admit.
-    rates, slots = {}, {}
-    for spacing in (0.0002, 0.02):
-        workload = Workload(64, 64, 200, 400, 0.5, spacing_s=spacing)
-        timeline = predictor(1, 8, pp_max_micro_batch_size=64).simulate(workload, 0)
-        rates[spacing], slots[spacing] = summarise(timeline).output_tokens_per_s, len(slot_sizes(timeline))
-    assert slots[0.02] <= 2 < slots[0.0002]
-    assert rates[0.0002] > 1.5 * rates[0.02]
+    # Behind a tokenizer, whose gaps add to the clients', that is against users who send all at once.
+    for box, together in ((BARE, 0.0002), (BOX, 0.0)):
+        rates, slots = {}, {}
+        for spacing in (together, 0.02):
+            workload = Workload(64, 64, 200, 400, 0.5, spacing_s=spacing)
+            timeline = predictor(1, 8, box, pp_max_micro_batch_size=64).simulate(workload, 0)
+            rates[spacing], slots[spacing] = summarise(timeline).output_tokens_per_s, len(slot_sizes(timeline))
+        assert slots[0.02] <= 2 < slots[together]
+        assert rates[together] > 1.5 * rates[0.02]
 
 
 def test_an_overlapped_engine_without_stages_hides_the_host_behind_the_gpu() -> None:
     workload = Workload(concurrency=8, num_prompts=8, input_len=64, output_len=60)
-    metrics = summarise(predictor(8, 1).simulate(workload, 0))
+    metrics = summarise(predictor(8, 1, BARE).simulate(workload, 0))
     assert metrics.bubble_fraction == 0
     assert metrics.stages[0].host / metrics.stages[0].window < 0.05

@@ -39,9 +39,9 @@ def crowd() -> dict[str, Prediction]:
     }
     box, kimi = load_hardware("rtx-pro-6000-x8"), load_model("kimi-k2.6")
     return {
-        name: Predictor(deploy(kimi, box, ParallelPlan(tp, pp), EngineSettings(pp_max_micro_batch_size=cap))).predict(
-            CROWD, seeds=4
-        )
+        name: Predictor(
+            deploy(kimi, box, ParallelPlan(tp, pp), EngineSettings(pp_max_micro_batch_size=cap), CROWD)
+        ).predict(CROWD, seeds=4)
         for name, (tp, pp, cap) in splits.items()
     }
 
@@ -95,7 +95,8 @@ def test_cuda_graphs_more_than_double_tp8_for_one_user(box: HardwareProfile, kim
 
 def test_a_slot_cap_of_8_beats_64_on_pp8_with_64_users(crowd: dict[str, Prediction]) -> None:
     assert rate(crowd["PP8"]) >= 1.4 * rate(crowd["PP8 cap 64"])
-    assert crowd["PP8 cap 64"].mean("micro_batches_in_flight") < 5.5
+    # Without the cap one slot takes two thirds of the users, who come one by one, and the others take a few each.
+    assert crowd["PP8 cap 64"].mean("micro_batches_in_flight") < crowd["PP8"].mean("micro_batches_in_flight") - 1
     assert crowd["PP8"].mean("micro_batches_in_flight") > 7
     assert "--pp-max-micro-batch-size 8" in binding_limit(crowd["PP8 cap 64"])
 
@@ -112,9 +113,9 @@ def test_which_of_tp8_and_tp4pp2_leads_hangs_on_the_hosts_all_reduce_and_the_ans
     slow = box.with_all_reduce_scaled(box.all_reduce_range.slowest)
     slow_rates = [
         rate(
-            Predictor(deploy(kimi, slow, ParallelPlan(tp, pp), EngineSettings(pp_max_micro_batch_size=32))).predict(
-                CROWD, 4
-            )
+            Predictor(
+                deploy(kimi, slow, ParallelPlan(tp, pp), EngineSettings(pp_max_micro_batch_size=32), CROWD)
+            ).predict(CROWD, 4)
         )
         for tp, pp in ((8, 1), (4, 2))
     ]
