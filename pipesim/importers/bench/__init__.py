@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipesim.errors import ProfileError
+from pipesim.files import read_text
+from pipesim.importers import RefusedError
 from pipesim.importers.bench.consistency import check_units
-from pipesim.importers.bench.documents import WANTED, Broken, Piece, pieces, read_text
+from pipesim.importers.bench.documents import LONGEST_FILE, WANTED, Broken, Piece, pieces
 from pipesim.importers.bench.genai_perf import is_genai_perf, read_genai_perf
 from pipesim.importers.bench.inferencex import is_inferencex, read_inferencex
 from pipesim.importers.bench.kinds import known_text, look_of_object, look_of_text
 from pipesim.importers.bench.one_batch import is_one_batch, is_one_batch_server, read_one_batch, read_one_batch_server
-from pipesim.importers.bench.record import BenchRun, RefusedError
+from pipesim.importers.bench.record import BenchRun
 from pipesim.importers.bench.sglang import is_sglang_serving, read_sglang_serving
 from pipesim.importers.bench.vllm import (
     is_vllm_latency,
@@ -61,7 +63,7 @@ def read_bench(path: Path) -> BenchFile:
     Raises:
         ProfileError: when no run is left.
     """
-    text = read_text(path, WANTED)
+    text = read_text(path, WANTED, LONGEST_FILE, cut_off=True)
     runs, refused = [], []
     found = list(pieces(text))
     for piece in found:

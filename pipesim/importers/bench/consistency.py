@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from itertools import combinations
 
-from pipesim.importers.bench.record import BenchRun, RefusedError
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.record import BenchRun
 
 A_UNIT = math.sqrt(1000.0)
 """A ratio beyond this is nearer to 1000 than to 1."""

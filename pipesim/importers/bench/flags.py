@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipesim.deployment import KV_CACHE_DTYPES
-from pipesim.importers.bench.record import RefusedError, as_flag, as_number, shown
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.record import as_flag, as_number, as_table, shown
 
 PLAN_KEYS = {
     "tp": ("tp_size", "tensor_parallel_size", "tp", "tensor_parallel"),
@@ -24,8 +25,11 @@ COUNT_KEYS = {
 LEVERS = {"prefill_decode_interval": 0, "prefill_decode_interval_min_bs": 0, "prefill_schedule_interval": 1}
 """When prompts are launched, and the engines' defaults."""
 SHARE_KEYS = ("mem_fraction_static", "gpu_memory_utilization")
+EAGER_KEYS = ("disable_cuda_graph", "disable_decode_cuda_graph", "enforce_eager")
 UNSET = -1
 """An engine's number for "switched off" or "by default"."""
+USUAL_DRAFT_TOKENS = 3
+"""Draft tokens of a round where an accepted length is stated and the draft's is not."""
 
 
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,12 +93,10 @@ def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _captured(arguments: Mapping[str, Any]) -> bool | None:
     """Returns whether decode replays CUDA graphs; None when nothing says so."""
-    config = arguments.get("cuda_graph_config")
-    decode = config.get("decode") if isinstance(config, dict) else None
-    if isinstance(decode, dict) and isinstance(decode.get("backend"), str):
-        return bool(decode["backend"] != "disabled")
-    switches = [as_flag(arguments.get(key)) for key in ("disable_cuda_graph", "disable_decode_cuda_graph")]
-    switches.append(as_flag(arguments.get("enforce_eager")))
+    backend = as_table(as_table(arguments.get("cuda_graph_config")).get("decode")).get("backend")
+    if isinstance(backend, str):
+        return backend != "disabled"
+    switches = [as_flag(arguments.get(key)) for key in EAGER_KEYS]
     known = [switch for switch in switches if switch is not None]
     return not any(known) if known else None
 
@@ -111,6 +113,12 @@ def _count(arguments: Mapping[str, Any], keys: tuple[str, ...], least: int = 1) 
             raise RefusedError(key, shown(value), f"a whole number of at least {least}")
         return int(number)
     return None
+
+
+def speculation_of(mean_length: float | None, drafts: object) -> dict[str, Any]:
+    """Returns the setting that a measured length states, of so many draft tokens or a usual number of them."""
+    acceptance = acceptance_of(mean_length or 0.0, int(as_number(drafts) or USUAL_DRAFT_TOKENS))
+    return {"speculative_acceptance": acceptance} if acceptance else {}
 
 
 def acceptance_of(mean_length: float, drafts: int) -> tuple[float, ...]:
