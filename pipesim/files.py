@@ -25,7 +25,7 @@ def read_text(path: Path, wanted: str, most: int, cut_off: bool = False) -> str:
         size = path.stat().st_size
         data = path.read_bytes() if size <= most else b""
     except OSError as error:
-        raise ProfileError(path, "", (error.strerror or "an unreadable file").lower(), wanted) from None
+        raise ProfileError(path, "", error.strerror or "an unreadable file", wanted) from None
     if size > most:
         raise ProfileError(path, "", f"{size:,} bytes", f"{wanted}, in a file of at most {most:,} bytes")
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))

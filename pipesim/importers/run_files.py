@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from pipesim.errors import ProfileError, UsageError
 from pipesim.importers.bench.record import BenchRun, tidy
@@ -146,27 +146,20 @@ def _settled(key: str, stated: Mapping[str, Any], estimated: tuple[str, ...], gi
 
 def _model(stated: tuple[str, ...], supplied: Supplied, place: str) -> str:
     """Returns the model profile: the one supplied, that of a stated name, or the default where none is stated."""
-    if supplied.model is not None:
-        return supplied.model
-    if not stated:
-        return supplied.default_model
-    if (name := next(filter(None, map(matching_model, stated)), None)) is None:
-        known = ", ".join(sorted(available("model")))
-        wanted = f"--model with the profile of it (there are: {known})"
-        raise ProfileError(place, "model", f'"{stated[0]}", which no model profile is of,', wanted)
-    return name
+    default = None if stated else supplied.default_model
+    found = supplied.model or default or next(filter(None, map(matching_model, stated)), None)
+    return found or _no_profile("model", stated[0], place)
 
 
 def _hardware(stated: str | None, gpus: int, supplied: Supplied, place: str) -> str:
-    if supplied.hardware is not None:
-        return supplied.hardware
-    if stated is None:
-        return supplied.default_hardware
-    if (name := matching_hardware(stated, supplied.default_hardware, gpus)) is None:
-        known = ", ".join(sorted(available("hardware")))
-        wanted = f"--hardware with the profile of it (there are: {known})"
-        raise ProfileError(place, "hardware", f'"{stated}", which no hardware profile is of,', wanted)
-    return name
+    default = supplied.default_hardware
+    found = supplied.hardware or (default if stated is None else matching_hardware(stated, default, gpus))
+    return found or _no_profile("hardware", str(stated), place)
+
+
+def _no_profile(kind: Literal["model", "hardware"], stated: str, place: str) -> NoReturn:
+    wanted = f"--{kind} with the profile of it (there are: {', '.join(sorted(available(kind)))})"
+    raise ProfileError(place, kind, f'"{stated}", which no {kind} profile is of,', wanted)
 
 
 def matching_hardware(stated: str, default: str, gpus: int = 1) -> str | None:

@@ -11,11 +11,6 @@ from pipesim.importers.bench.sglang import engine_name
 LATENCIES = {"ttft_s": "mean_ttft", "tpot_s": "mean_tpot", "itl_s": "mean_itl", "e2e_s": "mean_e2el"}
 
 
-def is_inferencex(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is an InferenceX aggregate."""
-    return {"tput_per_gpu", "conc"} <= document.keys()
-
-
 def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
     """Returns the run of one aggregate: a closed loop of `conc` users.
 

@@ -13,16 +13,6 @@ ONE_CHUNK_TOKENS = 8192
 """Prompt tokens that the server prefills at once by default on a GPU of 90 to 160 GiB (arg_groups/memory_hook.py)."""
 
 
-def is_one_batch(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a line of `bench_one_batch`."""
-    return {"prefill_latency", "batch_size", "input_len"} <= document.keys()
-
-
-def is_one_batch_server(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a line of `bench_one_batch_server`."""
-    return {"batch_size", "input_len", "latency"} <= document.keys()
-
-
 def read_one_batch(document: Mapping[str, Any]) -> BenchRun:
     """Returns the run of one line of `bench_one_batch`: one prefill of the whole batch, then decode, no server.
 

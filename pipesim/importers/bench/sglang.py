@@ -31,11 +31,6 @@ RATES = {"output_tokens_per_s": "output_throughput", "request_throughput_per_s":
 TOTALS = {"duration_s": "duration", "output_tokens": "total_output_tokens", "in_flight": "concurrency"}
 
 
-def is_sglang_serving(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a line of this tool."""
-    return "mean_e2e_latency_ms" in document or "total_output_tokens_retokenized" in document
-
-
 def read_sglang_serving(document: Mapping[str, Any]) -> BenchRun:
     """Returns the run of one line. Times in `*_ms` are milliseconds, `duration` is seconds.
 

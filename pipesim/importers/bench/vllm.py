@@ -17,24 +17,6 @@ THROUGHPUT_LENGTHS = (1024, 128)
 """Default lengths of the random data set (benchmarks/datasets `RandomDataset`)."""
 
 
-def is_vllm_serve(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is of `vllm bench serve`, or of the older benchmark_serving.py."""
-    return {"completed", "output_throughput"} <= document.keys() and bool(
-        {"model_id", "tokenizer_id", "request_goodput", "request_goodput:", "total_token_throughput", "mean_ttft_ms"}
-        & document.keys()
-    )
-
-
-def is_vllm_latency(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is of `vllm bench latency`."""
-    return {"avg_latency", "percentiles"} <= document.keys()
-
-
-def is_vllm_throughput(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is of `vllm bench throughput`."""
-    return {"elapsed_time", "num_requests", "tokens_per_second"} <= document.keys()
-
-
 def read_vllm_serve(document: Mapping[str, Any]) -> BenchRun:
     """Returns the run of one object of `vllm bench serve`; `--metadata` of the server's flags counts as stated.
 
