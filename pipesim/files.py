@@ -8,8 +8,10 @@ from typing import TextIO
 
 from pipesim.errors import ProfileError, UsageError
 
+LONGEST_FILE = 64 * 2**20
 
-def read_text(path: Path, wanted: str, most: int, cut_off: bool = False) -> str:
+
+def read_text(path: Path, wanted: str, most: int = LONGEST_FILE, cut_off: bool = False) -> str:
     """Returns the text of a file, whatever its line ends and byte order mark.
 
     Args:

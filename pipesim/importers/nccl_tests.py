@@ -16,7 +16,6 @@ from pipesim.importers import RefusedError
 from pipesim.importers.nccl_tests_files import (
     ALL_BUT_OWN_SHARE,
     BITS,
-    LONGEST_FILE,
     ONE_PROCESS,
     OPS,
     WHOLE_FILE,
@@ -81,7 +80,7 @@ def read_nccl_tests(
         raise UsageError("op", op, f"one of {', '.join(sorted(OPS))}")
     if ranks is not None and ranks < 1:
         raise UsageError("ranks", ranks, "a number of at least one")
-    text = read_text(path, WHOLE_FILE, LONGEST_FILE)
+    text = read_text(path, WHOLE_FILE)
     try:
         runs = [json_run(text)] if text.lstrip().startswith("{") else TextReader().runs_in(text)
         return [found for run in runs for found in _measurements(run, op, ranks, allow_unchecked)]

@@ -11,8 +11,6 @@ from typing import Any
 
 from pipesim.importers import COLOUR, RefusedError
 
-LONGEST_FILE = 64 * 2**20
-
 ALL_BUT_OWN_SHARE = frozenset({"all_gather", "reduce_scatter", "alltoall", "gather", "scatter"})
 WHOLE_MESSAGE = frozenset({"sendrecv", "broadcast", "reduce"})
 OPS = frozenset({"all_reduce"}) | ALL_BUT_OWN_SHARE | WHOLE_MESSAGE

@@ -34,15 +34,9 @@ class Tool(NamedTuple):
     read: Callable[[Mapping[str, Any]], BenchRun]
 
 
-SERVE_KEYS = [
-    "model_id",
-    "tokenizer_id",
-    "request_goodput",
-    "request_goodput:",
-    "total_token_throughput",
-    "mean_ttft_ms",
-]
-"""`vllm bench serve` has one of them or `total_token_throughput`, and so had the older benchmark_serving.py."""
+REQUEST_KEYS = ("model_id", "tokenizer_id", "request_goodput", "request_goodput:")
+SERVE_KEYS = (*REQUEST_KEYS, "total_token_throughput", "mean_ttft_ms")
+"""`vllm bench serve` has one of them, and so had the older benchmark_serving.py."""
 TOOLS: dict[str, Tool] = {
     "sglang.bench_serving": Tool(
         has(one_of=("mean_e2e_latency_ms", "total_output_tokens_retokenized")), read_sglang_serving
@@ -53,9 +47,7 @@ TOOLS: dict[str, Tool] = {
     "aiperf or genai-perf": Tool(is_genai_perf, read_genai_perf),
     "vllm bench latency": Tool(has("avg_latency", "percentiles"), read_vllm_latency),
     "vllm bench throughput": Tool(has("elapsed_time", "num_requests", "tokens_per_second"), read_vllm_throughput),
-    "vllm bench serve": Tool(
-        has("completed", "output_throughput", one_of=(*SERVE_KEYS, "total_token_throughput")), read_vllm_serve
-    ),
+    "vllm bench serve": Tool(has("completed", "output_throughput", one_of=SERVE_KEYS), read_vllm_serve),
 }
 """In the order in which they are tried: the loosest last."""
 
