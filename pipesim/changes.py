@@ -63,18 +63,17 @@ def switched(prediction: Prediction, label: str, deployment: Deployment, flags: 
     """Returns what another deployment on the box buys, simulated with the seeds of the prediction.
 
     The log variance of the ratio: that of its mean and of one more seed, or over plausible gaps between first arrivals
-    where that is larger; of the constants on which the two hang unequally; and half of the box's end-to-end error, the
-    other half of which is taken to cancel as both run on one box.
+    where that is larger; of the constants on which the two hang unequally; and of whole runs' error (`_of_whole_runs`).
 
     Raises:
         InfeasibleDeployment: when the deployment does not hold a request of the load.
     """
     after = beside(prediction, deployment)
     ratios = log_ratios(prediction, after)
-    pairs = zip(over_gaps(prediction), over_gaps(prediction, deployment), strict=True)
+    pairs = zip(over_gaps(prediction), over_gaps(prediction, deployment), strict=False)
     gaps = {before.workload.spacing_s: log_ratios(before, later)[0] for before, later in pairs}
     spread = max(ratio_variance(ratios), gap_variance(gaps) if gaps else 0.0) + _unequal_constants(prediction, after)
-    spread += (deployment.hardware.uncertainty.end_to_end / 2) ** 2
+    spread += _of_whole_runs(prediction, after)
     speedup, width = math.exp(fmean(ratios)), math.exp(Z * math.sqrt(spread))
     return changed("switch", label, after, speedup, (speedup / width, speedup * width), flags=flags)
 
@@ -98,6 +97,17 @@ def log_ratios(before: Prediction, after: Prediction) -> list[float]:
     sign = -1.0 if metric == "e2e_s" else 1.0
     pairs = zip(before.over_seeds(metric), after.over_seeds(metric), strict=False)
     return [sign * math.log(late / early) for early, late in pairs]
+
+
+def _of_whole_runs(before: Prediction, after: Prediction) -> float:
+    """Returns the log variance of the ratio from what no constant explains.
+
+    Half of a whole run's error, as the other half is taken to cancel where both run on one box, and what was never
+    measured end to end of the one and not of the other.
+    """
+    sure = [Confidence(prediction, arrivals=False) for prediction in (before, after)]
+    apart = set(sure[0].unchecked) ^ set(sure[1].unchecked)
+    return (sure[0].whole_run_std / 2) ** 2 + sum(term.log_std**2 for term in apart)
 
 
 def _unequal_constants(before: Prediction, after: Prediction) -> float:
@@ -173,10 +183,14 @@ def advice(prediction: Prediction) -> Change | None:
 
     Which gains most is told by short runs; None where none gains beyond its interval.
     """
-    least = Z * prediction.deployment.hardware.uncertainty.end_to_end / 2  # half the width of any interval
+    least = Z * math.sqrt(_of_whole_runs(prediction, prediction))  # half the width of any interval
+    tried = list(with_flags(prediction))
+    if not tried:
+        return None
     first = beside(prediction, load=short(prediction.workload), seeds=1)
-    tried = [(log_ratios(first, beside(prediction, to[-1], first.workload, 1))[0], to) for to in with_flags(prediction)]
-    for gain, (words, flags, other) in sorted(tried, key=lambda entry: -entry[0])[:LOOKED_INTO]:
+    gains = [log_ratios(first, beside(prediction, other, first.workload, 1))[0] for *_, other in tried]
+    ranked = sorted(zip(gains, tried, strict=True), key=lambda entry: -entry[0])
+    for gain, (words, flags, other) in ranked[:LOOKED_INTO]:
         if gain > least and (change := switched(prediction, words, other, flags)).interval[0] > 1.0:
             return change
     return None

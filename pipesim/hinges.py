@@ -7,7 +7,7 @@ from math import ceil, inf
 
 from pipesim.deployment import Deployment
 from pipesim.engines import ENGINES
-from pipesim.errors import PipesimError
+from pipesim.errors import PipesimError, UsageError
 from pipesim.prediction import Prediction, deploy, fitting_plans
 from pipesim.variations import GAPS_S, beside, once, over_gaps, short
 from pipesim.workload import Workload
@@ -44,7 +44,10 @@ def hinges(prediction: Prediction) -> Hinges | None:
     load = short(prediction.workload)
     if not load.closed_loop or load.num_prompts == 1:
         return None
-    return once(prediction, Hinges, lambda: _hinges(prediction, load))
+    try:
+        return once(prediction, Hinges, lambda: _hinges(prediction, load))
+    except UsageError:  # so few requests that none ends in the steady part
+        return None
 
 
 def _hinges(prediction: Prediction, load: Workload) -> Hinges:

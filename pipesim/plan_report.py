@@ -282,10 +282,11 @@ def _bubble(plan: Plan) -> float:
 
 
 def _best_of_splits(found: PlanSearch) -> list[Plan]:
+    """Returns the first plan of every split, of those simulated where any was: what was only hoped for is no row."""
     best: dict[object, Plan] = {}
-    for plan in found.plans:
+    for plan in sorted(found.plans, key=lambda plan: (plan.prediction is None, plan.rank)):
         best.setdefault(plan.candidate.split, plan)
-    return list(best.values())[:MOST_ROWS]
+    return sorted(best.values(), key=lambda plan: plan.rank)[:MOST_ROWS]
 
 
 def _sure(found: PlanSearch) -> list[str]:

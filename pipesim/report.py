@@ -49,6 +49,7 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             for rank in range(deployment.plan.tp)
         ],
         "basis": prediction.basis,
+        "unchecked": confidence.never_checked,
     }
 
 
@@ -177,7 +178,7 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         *_gpu_table(prediction),
         "",
         *(line for note in notes(prediction) for line in textwrap.wrap(note, WIDTH)),
-        _basis(prediction.basis),
+        *textwrap.wrap(_basis(prediction.basis, confidence.never_checked), WIDTH),
     ]
     return "\n".join(lines)
 
@@ -285,8 +286,10 @@ def _gpu_table(prediction: Prediction) -> list[str]:
     return [*lines, f"KV cache: {prediction.kv_capacity_tokens:,} tokens"]
 
 
-def _basis(basis: dict[str, float]) -> str:
-    return "evidence: " + ", ".join(f"{share:.0%} {name}" for name, share in basis.items() if share) + " constants"
+def _basis(basis: dict[str, float], never_checked: Sequence[str]) -> str:
+    constants = ", ".join(f"{share:.0%} {name}" for name, share in basis.items() if share)
+    checked = f"no whole run has checked {', '.join(never_checked)}" if never_checked else "whole runs of each kind"
+    return f"evidence: {constants} constants; {checked}"
 
 
 def _largest_first(shares: dict[str, float]) -> list[tuple[str, float]]:

@@ -11,13 +11,14 @@ from functools import partial
 from typing import TypeVar
 
 from pipesim.deployment import Deployment
+from pipesim.errors import UsageError
 from pipesim.passes import PassPricer
 from pipesim.prediction import Prediction, Predictor, pricer_of
 from pipesim.workload import BURST_SPACING_S, FEWEST_STEADY_WAVES, Workload
 
 Found = TypeVar("Found")
-WAVES = 2
-"""Requests per user of the runs that something is compared in, in a closed loop."""
+WAVES, FEWEST_REQUESTS = 2, 24
+"""Requests per user, and in all, of the runs that something is compared in, in a closed loop."""
 GAPS_S = (0.0002, 0.001, 0.005, 0.02)
 LIKELIEST_GAP_S, GAP_LOG_STD = 0.001, math.log(4.0)
 """Mean gaps [s] between the users' first requests that are plausible, and how likely they are: log-normal.
@@ -106,7 +107,8 @@ def short(load: Workload) -> Workload:
     if not load.closed_loop:
         return load
     waves = max(WAVES, FEWEST_STEADY_WAVES) if load.steady else WAVES
-    return replace(load, num_prompts=min(load.num_prompts, waves * load.concurrency + load.warm_up))
+    requests = max(FEWEST_REQUESTS, waves * load.concurrency + load.warm_up)
+    return replace(load, num_prompts=min(load.num_prompts, requests))
 
 
 def over_gaps(prediction: Prediction, deployment: Deployment | None = None) -> Sequence[Prediction]:
@@ -118,8 +120,13 @@ def over_gaps(prediction: Prediction, deployment: Deployment | None = None) -> S
     if not load.closed_loop or load.concurrency == 1:
         return ()
     asked = BURST_SPACING_S if load.spacing_s is None and not load.steady else load.spacing_s
-    gaps = dict.fromkeys((asked, *GAPS_S))
-    return [beside(prediction, deployment, replace(load, spacing_s=gap), 1) for gap in gaps]
+    found = []
+    for gap in dict.fromkeys((asked, *GAPS_S)):
+        try:
+            found.append(beside(prediction, deployment, replace(load, spacing_s=gap), 1))
+        except UsageError:  # so few requests that none ends in the steady part
+            return ()
+    return found
 
 
 def arrival_variance(prediction: Prediction, metric: str) -> float:

@@ -147,5 +147,6 @@ ENGINE = Engine(
     absorbs_context=lambda _: False,
     last_worker_waits=last_worker_waits,
     decode_slots=decode_slots,
+    releases_per_minor=1,
 )
 """vLLM's row in the table of engines."""

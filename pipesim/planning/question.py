@@ -118,7 +118,7 @@ class PlanQuestion:
     """Whether every setting is tried with its own balanced layer split, not the front-runners' alone."""
     best_placement: bool = False
     """Whether every split is tried with its ranks group by group and across groups of the box, too."""
-    seeds: int = 3
+    seeds: int = 5
     """Runs of each of the best plans; the other front-runners are run once."""
     first_seed: int = 0
 

@@ -374,7 +374,9 @@ def _contender(front: _Front, index: int, confidence: Confidence) -> Contender:
         gpus=candidate.gpus,
         figures=front.figures(index),
         sensitivities=confidence.sensitivities,
-        end_to_end=candidate.deployment.hardware.uncertainty.end_to_end,
+        end_to_end=confidence.whole_run_std,
+        unchecked=confidence.unchecked,
+        first_token_variance=confidence.first_token_variance("ttft_s"),
         doubt_variance=confidence.doubt_variance,
         seed_variance=confidence.seed_variance("output_tokens_per_s"),
     )

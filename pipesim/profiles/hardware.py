@@ -227,8 +227,11 @@ class Uncertainty(Frozen):
     """The engine's turn: schedule, process, messages."""
     small_kernel: float = Field(default=0.3, ge=0)
     send_recv: float = Field(default=0.3, ge=0)
-    end_to_end: float = Field(default=0.15, ge=0)
-    """What remains between a whole run and its prediction: the root mean square log error over calibration runs."""
+    end_to_end: float | None = Field(default=None, ge=0)
+    """What remains between a whole run and its prediction: the root mean square log error over calibration runs of this
+    box. Left out, what runs of other boxes show (`pipesim.whole_runs`)."""
+    end_to_end_of: tuple[str, ...] = ()
+    """What these runs were of: model family and engine ("Llama in bf16 under vllm"); empty: the box's every use."""
     source: str = ""
 
 

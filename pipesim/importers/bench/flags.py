@@ -91,6 +91,24 @@ def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return engine
 
 
+def ignores_eos(value: object, depth: int = 6) -> bool | None:
+    """Returns whether clients had answers go on past their end, as arguments in a part of a file state it.
+
+    They stand at its top, in an extra request body, or in a list of pairs (aiperf). None when nothing says so.
+    """
+    entries: list[Any] = list(value.items()) if isinstance(value, dict) else []
+    if isinstance(value, list):
+        pair = len(value) == 2 and isinstance(value[0], str)
+        entries = [value] if pair else [("", inner) for inner in value if isinstance(inner, dict | list)]
+    for key, inner in entries if depth else []:
+        (name,) = plain({key: inner})
+        if name in {"ignore_eos", "disable_ignore_eos"} and (flag := as_flag(inner)) is not None:
+            return flag != (name == "disable_ignore_eos")
+        if (found := ignores_eos(inner, depth - 1)) is not None:
+            return found
+    return None
+
+
 def _captured(arguments: Mapping[str, Any]) -> bool | None:
     """Returns whether decode replays CUDA graphs; None when nothing says so."""
     backend = as_table(as_table(arguments.get("cuda_graph_config")).get("decode")).get("backend")

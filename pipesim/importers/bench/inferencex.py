@@ -46,7 +46,7 @@ def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
     return BenchRun(
         tool="InferenceX",
         measured=measured,
-        workload={"concurrency": users, "input_len": prompt, "output_len": answer},
+        workload={"concurrency": users, "input_len": prompt, "output_len": answer, "spacing": "0 s"},
         plan=plan,
         engine={"name": name} if name else {},
         models=fields.texts("model", "infmax_model_prefix"),

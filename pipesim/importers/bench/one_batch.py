@@ -70,6 +70,7 @@ def read_one_batch_server(document: Mapping[str, Any]) -> BenchRun:
     speculation = speculation_of(fields.number("acc_length"), None)
     if stopped := fields.count("num_early_stopped"):
         notes.append(f"{stopped} request(s) stopped early")
+        load["ignore_eos"] = False
     return BenchRun(
         tool="sglang.bench_one_batch_server",
         measured=measured,
