@@ -6,7 +6,7 @@ from typing import Any
 
 from pipesim.deployment import KV_CACHE_DTYPES
 from pipesim.importers import RefusedError
-from pipesim.importers.bench.record import as_flag, as_number, as_table, shown
+from pipesim.importers.bench.record import Fields, as_flag, as_number, as_table, shown
 
 PLAN_KEYS = {
     "tp": ("tp_size", "tensor_parallel_size", "tp", "tensor_parallel"),
@@ -46,10 +46,8 @@ def plan_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RefusedError: for a degree that is no whole number above zero.
     """
-    plan: dict[str, Any] = {}
-    for name, keys in PLAN_KEYS.items():
-        if (degree := _count(arguments, keys)) is not None:
-            plan[name] = degree
+    degrees = {name: _count(arguments, keys) for name, keys in PLAN_KEYS.items()}
+    plan: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree is not None}
     copies = _count(arguments, ("dp_size", "data_parallel_size", "dp"))
     attention_copies = _count(arguments, ("attn_dp_size",)) or 1
     shared = as_flag(arguments.get("enable_dp_attention", arguments.get("dp_attention")))
@@ -64,31 +62,22 @@ def plan_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that an engine's arguments state, under the names of `RunEngine`. Raises RefusedError."""
-    engine: dict[str, Any] = {}
-    for name, keys in COUNT_KEYS.items():
-        value = _count(arguments, keys, least=0 if name == "pp_async_batch_depth" else 1)
-        if value is not None:
-            engine[name] = value
+    engine: dict[str, Any] = {
+        name: _count(arguments, keys, least=0 if name == "pp_async_batch_depth" else 1)
+        for name, keys in COUNT_KEYS.items()
+    }
     levers: dict[str, tuple[float | None, float]]
     levers = {name: (_count(arguments, (name,), least=0), default) for name, default in LEVERS.items()}
     levers["schedule_conservativeness"] = as_number(arguments.get("schedule_conservativeness")), 1.0
-    engine |= {name: value for name, (value, default) in levers.items() if value not in {None, default}}
-    for name in SHARE_KEYS:
-        share = as_number(arguments.get(name))
-        if share is not None and 0.0 < share < 1.0:
-            engine[name] = share
-    if (stored := KV_CACHE_DTYPES.get(str(arguments.get("kv_cache_dtype")).removeprefix("torch."))) is not None:
-        engine["kv_cache_dtype"] = stored
-    if (captured := _captured(arguments)) is not None:
-        engine["cuda_graph"] = captured
-    if (ahead := as_flag(arguments.get("async_scheduling"))) is not None:
-        engine["async_scheduling"] = ahead
-    if as_flag(arguments.get("disable_custom_all_reduce")):
-        engine["allreduce"] = "nccl"
-    version = arguments.get("version")
-    if isinstance(version, str) and version:
-        engine["version"] = version
-    return engine
+    engine |= {name: value for name, (value, default) in levers.items() if value != default}
+    shares = {name: as_number(arguments.get(name)) for name in SHARE_KEYS}
+    engine |= {name: share for name, share in shares.items() if share is not None and 0.0 < share < 1.0}
+    engine["kv_cache_dtype"] = KV_CACHE_DTYPES.get(str(arguments.get("kv_cache_dtype")).removeprefix("torch."))
+    engine["cuda_graph"] = _captured(arguments)
+    engine["async_scheduling"] = as_flag(arguments.get("async_scheduling"))
+    engine["allreduce"] = "nccl" if as_flag(arguments.get("disable_custom_all_reduce")) else None
+    engine["version"] = Fields(arguments).text("version")
+    return {name: value for name, value in engine.items() if value is not None}
 
 
 def ignores_eos(value: object, depth: int = 6) -> bool | None:
