@@ -44,9 +44,8 @@ def prediction_html(prediction: "Prediction", assumed: Sequence[str]) -> str:
     """Returns the figures of a prediction with their intervals, and a bar of where the GPUs' time goes."""
     deployment, confidence = prediction.deployment, Confidence(prediction)
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
-    heading = (
-        f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
-    )
+    served = f"{deployment.model.name} on {deployment.hardware.name}"
+    heading = f"{served}: {deployment.plan}, {deployment.engine.name}, {mode}"
     load = f"{arrivals(prediction.workload)} of {lengths(prediction.workload)}"
     low, high = confidence.interval("output_tokens_per_s")
     rate = prediction.mean("output_tokens_per_s")
@@ -103,11 +102,9 @@ def validation_html(validation: "Validation") -> str:
     words = [f"{run} cannot be predicted: {reason}" for run, reason in reasons.items()]
     words += [f"assumed: {text}" for text in validation.assumptions]
     if worst is not None:
-        words.insert(
-            0,
-            f"validation rows: mean absolute error {validation.mean_abs_relative_error:.1%}, worst "
-            f"{worst.relative_error:+.1%} ({worst.id}); {validation.coverage:.0%} lie in the {LEVEL:.0%} interval",
-        )
+        errors = f"mean absolute error {validation.mean_abs_relative_error:.1%}, worst {worst.relative_error:+.1%}"
+        covered = f"{validation.coverage:.0%} lie in the {LEVEL:.0%} interval"
+        words.insert(0, f"validation rows: {errors} ({worst.id}); {covered}")
     return table(header, rows, 3) + paragraphs(words)
 
 

@@ -44,14 +44,7 @@ TIME, INPUT, OUTPUT = "arrival time", "input length", "output length"
 NAMES = {
     TIME: ("arrivals", "arrival", "arrivaltime", "arrivedat", "arrivalms", "timestampms", "timestamp", "time"),
     INPUT: ("inputlen", "inputlength", "inputtokens", "prompttokens", "promptlen", "contexttokens", "requesttokens"),
-    OUTPUT: (
-        "outputlen",
-        "outputlength",
-        "outputtokens",
-        "completiontokens",
-        "generatedtokens",
-        "responsetokens",
-    ),
+    OUTPUT: ("outputlen", "outputlength", "outputtokens", "completiontokens", "generatedtokens", "responsetokens"),
 }
 """Column names that are understood, in lower case without underscores and spaces."""
 EXAMPLES = {TIME: "arrival_s", INPUT: "input_len", OUTPUT: "output_len"}
@@ -86,9 +79,8 @@ class Trace:
     @cached_property
     def mean_lengths(self) -> tuple[int, int, int]:
         """Mean prompt, answer and cached prompt tokens, in whole tokens."""
-        prompt, answer, cached = (
-            round(float(lengths.mean())) for lengths in (self.input_len, self.output_len, self.cached_len)
-        )
+        columns = (self.input_len, self.output_len, self.cached_len)
+        prompt, answer, cached = (round(float(lengths.mean())) for lengths in columns)
         return prompt, answer, min(cached, prompt - 1)
 
 
@@ -133,8 +125,7 @@ def _read(file: BinaryIO, rows: "_Rows", prefix_cache: bool) -> Trace:
         form = _read_csv(lines, rows)
     if not rows.arrival:
         rows.refuse(0, "no request", "at least one request")
-    columns = (rows.arrival, rows.input_len, rows.output_len, rows.cached_len)
-    return Trace(rows.path, form, *(np.frombuffer(column, dtype=f"i{column.itemsize}") for column in columns))
+    return Trace(rows.path, form, *(np.frombuffer(column, dtype=f"i{column.itemsize}") for column in rows.columns))
 
 
 class _Rows:
@@ -144,7 +135,9 @@ class _Rows:
         self.path, self._progress = path, progress
         self._most = math.inf if most is None else most
         self._duration = math.inf if duration_s is None else to_picoseconds(duration_s)
-        self.arrival, self.input_len, self.output_len, self.cached_len = array("q"), array("i"), array("i"), array("i")
+        self.arrival = array("q")
+        self.columns = (self.arrival, array("i"), array("i"), array("i"))
+        """Of arrivals, prompts, answers and cached prompt tokens."""
         self._first: float | None = None
         self._last: float = 0
         self._cached_seconds = ("", 0)
@@ -165,10 +158,8 @@ class _Rows:
             return False
         if after > LONGEST_SPAN_S * PICOSECONDS_PER_SECOND:
             self.refuse(line, f"a request {after / 1e12:,.0f} s after the first", f"at most {LONGEST_SPAN_S:,} s")
-        self.arrival.append(after)
-        self.input_len.append(tokens[0])
-        self.output_len.append(tokens[1])
-        self.cached_len.append(tokens[2])
+        for column, value in zip(self.columns, (after, *tokens), strict=True):
+            column.append(value)
         rows = len(self.arrival)
         if rows % PROGRESS_ROWS == 0:
             self._progress(rows)
@@ -267,8 +258,7 @@ def _read_json_lines(lines: Iterator[str], rows: _Rows, prefix_cache: bool) -> s
             keys = tuple(list(row)[_column(names, role, rows)] for role in NAMES)
             mooncake = "hash_ids" in row or {"timestamp", "input_length", "output_length"} <= row.keys()
             unit = 10**9 if mooncake or _plain(keys[0]).endswith("ms") else PICOSECONDS_PER_SECOND
-        missing = [key for key in keys if key not in row]
-        if missing:
+        if missing := [key for key in keys if key not in row]:
             rows.refuse(line, "nothing", f'the key "{missing[0]}"')
         time = rows.number(line, row[keys[0]])
         prompt, answer = rows.length(line, INPUT, row[keys[1]]), rows.length(line, OUTPUT, row[keys[2]])
@@ -282,8 +272,7 @@ def _json_object(text: str, line: int, rows: _Rows) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
-        half = not text.endswith("\n")
-        rows.refuse(line, "half a line" if half else f"{_quoted(text.strip())}", "a JSON object")
+        rows.refuse(line, _quoted(text.strip()) if text.endswith("\n") else "half a line", "a JSON object")
     if not isinstance(row, dict):
         rows.refuse(line, _quoted(text.strip()), "a JSON object")
     return row

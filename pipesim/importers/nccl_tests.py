@@ -11,18 +11,19 @@ from decimal import Decimal
 from pathlib import Path
 
 from pipesim.errors import ProfileError, UsageError
+from pipesim.files import read_text
+from pipesim.importers import RefusedError
 from pipesim.importers.nccl_tests_files import (
     ALL_BUT_OWN_SHARE,
     BITS,
     ONE_PROCESS,
     OPS,
+    WHOLE_FILE,
     WHOLE_MESSAGE,
-    RefusalError,
     Row,
     Run,
     TextReader,
     json_run,
-    read_text,
 )
 
 MOST_RANKS = 4096
@@ -79,18 +80,18 @@ def read_nccl_tests(
         raise UsageError("op", op, f"one of {', '.join(sorted(OPS))}")
     if ranks is not None and ranks < 1:
         raise UsageError("ranks", ranks, "a number of at least one")
+    text = read_text(path, WHOLE_FILE)
     try:
-        text = read_text(path)
         runs = [json_run(text)] if text.lstrip().startswith("{") else TextReader().runs_in(text)
         return [found for run in runs for found in _measurements(run, op, ranks, allow_unchecked)]
-    except RefusalError as refusal:
+    except RefusedError as refusal:
         raise ProfileError(path, *refusal.args) from None
 
 
 def _measurements(run: Run, op: str | None, ranks: int | None, allow_unchecked: bool) -> list[CollectiveMeasurement]:
     rows = [row for row in run.rows if row.size > 0]
     if not rows:
-        raise RefusalError(run.begun, "a table without rows of more than zero bytes", "rows of measured sizes")
+        raise RefusedError(run.begun, "a table without rows of more than zero bytes", "rows of measured sizes")
     for row in rows:
         _check_algbw(row)
     name, count = _settle(run, rows, op, ranks)
@@ -100,7 +101,7 @@ def _measurements(run: Run, op: str | None, ranks: int | None, allow_unchecked: 
         for half, timing in row.timings.items():
             if not (timing.checked or allow_unchecked or (half == "in-place" and name in NEVER_CHECKED_IN_PLACE)):
                 hint = "measure again with -c 1, or allow unchecked results"
-                raise RefusalError(f"{row.where}: {half}", "results that were not checked (N/A)", "#wrong of 0", hint)
+                raise RefusedError(f"{row.where}: {half}", "results that were not checked (N/A)", "#wrong of 0", hint)
         groups.setdefault((row.dtype, row.redop or "none", row.root), []).append(row)
     return [
         CollectiveMeasurement(
@@ -133,7 +134,7 @@ def _check_algbw(row: Row) -> None:
         low, high = (row.size / 1e3 / (time + sign * _rounding(timing.time)) for sign in (1, -1))
         if not low - slack <= algbw <= high + slack:
             given, wanted = f"algbw {algbw} GB/s", f"{row.size} B / {time} us = {row.size / 1e3 / time:.4g} GB/s"
-            raise RefusalError(f"{row.where}: {half}", given, wanted, "columns were mixed up or edited")
+            raise RefusedError(f"{row.where}: {half}", given, wanted, "columns were mixed up or edited")
 
 
 def _explains(op: str, ranks: int, row: Row) -> bool:
@@ -152,7 +153,7 @@ def _settle(run: Run, rows: list[Row], op: str | None, ranks: int | None) -> tup
     known = _known_ranks(run, ranks)
     named = run.named or (next(iter(run.called)) if len(run.called) == 1 else "")
     if op and named and op != named:
-        raise RefusalError(run.begun, f"a test of {named}", op)
+        raise RefusedError(run.begun, f"a test of {named}", op)
     step = max(1, run.per_process)
     counts = [known] if known else range(step, MOST_RANKS + 1, step)
     name = named or op
@@ -164,24 +165,24 @@ def _settle(run: Run, rows: list[Row], op: str | None, ranks: int | None) -> tup
         row = next((r for r in rows if not any(_explains(o, n, r) for o in ops for n in counts)), rows[0])
         out = row.timings["out-of-place"]
         given = f"busbw {out.busbw} with algbw {out.algbw} GB/s and {row.count} elements of {row.dtype}"
-        raise RefusalError(row.where, given, f"what {tried} gives", "the file contradicts itself")
+        raise RefusedError(row.where, given, f"what {tried} gives", "the file contradicts itself")
     if len(fits) > 1:
-        raise RefusalError(run.begun, f"a table of {' or '.join(fits)}", "the name of the test", "give op")
+        raise RefusedError(run.begun, f"a table of {' or '.join(fits)}", "the name of the test", "give op")
     chosen, found = next(iter(fits.items()))
     if len(found) > 1:
         given = f"a table that fits {found[0]}, {found[1]} or more ranks"
-        raise RefusalError(run.begun, given, "# Rank lines", "give ranks")
+        raise RefusedError(run.begun, given, "# Rank lines", "give ranks")
     return chosen, found[0]
 
 
 def _known_ranks(run: Run, ranks: int | None) -> int | None:
     listed = len(run.ranks) or None
     if sorted(run.ranks) != list(range(len(run.ranks))):
-        raise RefusalError(run.begun, f"the ranks {run.ranks}", "each rank once", ONE_PROCESS)
+        raise RefusedError(run.begun, f"the ranks {run.ranks}", "each rank once", ONE_PROCESS)
     if listed and ranks and listed != ranks:
-        raise RefusalError(run.begun, f"{listed} ranks", f"{ranks} ranks")
+        raise RefusedError(run.begun, f"{listed} ranks", f"{ranks} ranks")
     if listed and run.per_process and listed % run.per_process:
-        raise RefusalError(run.begun, f"{listed} ranks", f"a multiple of the {run.per_process} GPUs of a process")
+        raise RefusedError(run.begun, f"{listed} ranks", f"a multiple of the {run.per_process} GPUs of a process")
     return listed or ranks
 
 

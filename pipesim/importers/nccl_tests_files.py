@@ -7,12 +7,9 @@ import json
 import re
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Any
 
-from pipesim.importers import COLOUR
-
-LONGEST_FILE = 64 * 2**20
+from pipesim.importers import COLOUR, RefusedError
 
 ALL_BUT_OWN_SHARE = frozenset({"all_gather", "reduce_scatter", "alltoall", "gather", "scatter"})
 WHOLE_MESSAGE = frozenset({"sendrecv", "broadcast", "reduce"})
@@ -38,10 +35,6 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.A)
 
 WHOLE_FILE = "the whole output of one nccl-tests run, from its # nThread line to its # Avg bus bandwidth line"
 ONE_PROCESS = "or several processes wrote into this file: under mpirun, nccl-tests must be built with MPI=1"
-
-
-class RefusalError(Exception):
-    """Key, given, wanted and hint of a ProfileError whose file is not known here."""
 
 
 @dataclass(frozen=True)
@@ -89,37 +82,18 @@ class Run:
         return ", ".join(f"{name} {number}" for name, number in parts if number)
 
 
-def read_text(path: Path) -> str:
-    """Returns the text of a file that is neither empty nor binary."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RefusalError("", error.strerror or "an unreadable file", "a readable file") from None
-    if len(data) > LONGEST_FILE:
-        raise RefusalError("", f"{len(data):,} bytes", f"a file of at most {LONGEST_FILE:,} bytes")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RefusalError("", f"a binary file (byte {error.start} is not text)", "text in UTF-8") from None
-    if "\0" in text:
-        raise RefusalError("", f"a binary file (byte {data.index(0)} is zero)", "text in UTF-8")
-    if not text.strip():
-        raise RefusalError("", "an empty file", WHOLE_FILE)
-    return text
-
-
 def _timing(where: str, given: dict[str, Decimal], wrong: Decimal | None) -> Timing:
     """Returns one half of a row; `wrong` is the number of wrong values, None when nothing was checked."""
     for name, value in given.items():
         if not (value.is_finite() and abs(value) < Decimal("1e18")):
-            raise RefusalError(where, f"{name} {value}", "a finite number")
+            raise RefusedError(where, f"{name} {value}", "a finite number")
     if given["time"] <= 0:
-        raise RefusalError(where, f"a time of {given['time']} us", "a time above zero")
+        raise RefusedError(where, f"a time of {given['time']} us", "a time above zero")
     if given["algbw"] < 0 or given["busbw"] < 0:
-        raise RefusalError(where, "a negative bandwidth", "bandwidths of at least zero")
+        raise RefusedError(where, "a negative bandwidth", "bandwidths of at least zero")
     if wrong is not None and wrong != 0:
         hint = "the collective returned wrong data; its times mean nothing"
-        raise RefusalError(where, f"{wrong} wrong values", "no wrong values", hint)
+        raise RefusedError(where, f"{wrong} wrong values", "no wrong values", hint)
     return Timing(given["time"], given["algbw"], given["busbw"], wrong is not None)
 
 
@@ -136,22 +110,22 @@ class TextReader:
         """Returns the runs in a printed output, each of them closed."""
         lines = [PREFIX.sub("", COLOUR.sub("", line)).strip() for line in text.split("\n")]
         if not any(lines):
-            raise RefusalError("", "an empty file", WHOLE_FILE)
+            raise RefusedError("", "an empty file", WHOLE_FILE)
         for number, line in enumerate(lines, 1):
             if FAILURE.search(line):
                 hint = "the run crashed; repair it and measure again"
-                raise RefusalError(f"line {number}", f'"{line[:120]}"', "a run without failures", hint)
+                raise RefusedError(f"line {number}", f'"{line[:120]}"', "a run without failures", hint)
         for number, line in enumerate(lines, 1):
             self._line(f"line {number}", line)
         last = max(number for number, line in enumerate(lines, 1) if line)
         if self.run.begun:
             self._cut_off(f"line {last}", "the file ends here, before its # Avg bus bandwidth line")
         if not self.runs:
-            raise RefusalError(f"line {last}", "no nccl-tests table", WHOLE_FILE)
+            raise RefusedError(f"line {last}", "no nccl-tests table", WHOLE_FILE)
         return self.runs
 
     def _cut_off(self, where: str, given: str) -> None:
-        raise RefusalError(where, given, WHOLE_FILE, f"the run of {self.run.begun} was cut off, {ONE_PROCESS}")
+        raise RefusedError(where, given, WHOLE_FILE, f"the run of {self.run.begun} was cut off, {ONE_PROCESS}")
 
     def _line(self, where: str, line: str) -> None:
         run = self.run
@@ -165,11 +139,11 @@ class TextReader:
             run.ranks.append(int(found[1]))
         elif found := BOUNDS.match(line):
             if int(found[1]) or found[2].upper() != "OK":
-                raise RefusalError(where, f"{found[1]} values out of bounds", "no wrong values")
+                raise RefusedError(where, f"{found[1]} values out of bounds", "no wrong values")
             run.judged = True
         elif AVERAGE.match(line) and run.begun:
             if "error" in self.columns and not run.judged:
-                raise RefusalError(where, "no # Out of bounds values line", "that line above this one")
+                raise RefusedError(where, "no # Out of bounds values line", "that line above this one")
             self.runs.append(run)
             self.run, self.columns, self.halves = Run(), [], []
         elif line.startswith("#"):
@@ -200,7 +174,7 @@ class TextReader:
             self._begin(where, again=bool(self.columns))
             self._set_columns(where, line.lstrip("# ").split())
         elif self.columns and "(B)" in line and ("(us)" not in line or "(GB/s)" not in line):
-            raise RefusalError(where, f'the units "{line}"', "times in us and bandwidths in GB/s")
+            raise RefusedError(where, f'the units "{line}"', "times in us and bandwidths in GB/s")
         elif found := LIBRARY.search(line):
             self.run.library = found[1]
         else:
@@ -214,28 +188,28 @@ class TextReader:
     def _set_columns(self, where: str, columns: list[str]) -> None:
         if "cputime" in columns:
             hint = "measure without -C: it reports the time of the host's calls"
-            raise RefusalError(where, "CPU times", "times of the GPUs", hint)
+            raise RefusedError(where, "CPU times", "times of the GPUs", hint)
         starts = [index for index, name in enumerate(columns) if name == "time"]
         whole = all(columns[s + 1 : s + 3] == ["algbw", "busbw"] and columns[s + 3 : s + 4] for s in starts)
         if not whole or len(starts) != len(self.halves) or sorted(self.halves) not in HALVES:
             given = f'the columns "{" ".join(columns)}" under "{" ".join(self.halves)}"'
             wanted = "time, algbw, busbw and #wrong, once under out-of-place and once under in-place"
-            raise RefusalError(where, given, wanted)
+            raise RefusedError(where, given, wanted)
         self.columns = columns
 
     def _row(self, where: str, fields: list[str]) -> Row:
         if not self.columns:
-            raise RefusalError(where, "a row without column headings above it", WHOLE_FILE)
+            raise RefusedError(where, "a row without column headings above it", WHOLE_FILE)
         starts = [index for index, name in enumerate(self.columns) if name == "time"]
         width = starts[-1] + 4
         extra = len(self.columns) > width
         if len(fields) < width or (len(fields) > width and not extra):
             given = f"a half or broken row: {len(fields)} of {width} columns"
-            raise RefusalError(where, given, "whole rows", f"the file was cut off here, {ONE_PROCESS}")
+            raise RefusedError(where, given, "whole rows", f"the file was cut off here, {ONE_PROCESS}")
         label = dict(zip(self.columns[: starts[0]], fields, strict=False))
         for name in ("size", "count"):
             if not re.fullmatch(r"\d{1,18}", label[name], re.A):
-                raise RefusalError(where, f'the {name} "{label[name]}"', "a whole number of at least zero")
+                raise RefusedError(where, f'the {name} "{label[name]}"', "a whole number of at least zero")
         timings = {}
         for half, start in zip(self.halves, starts, strict=True):
             values = fields[start : start + 4]
@@ -250,7 +224,7 @@ HALVES = (["in-place", "out-of-place"], ["out-of-place"])
 
 def _printed(where: str, text: str) -> Decimal:
     if not NUMBER.fullmatch(text):
-        raise RefusalError(where, f'"{text}"', "a number")
+        raise RefusedError(where, f'"{text}"', "a number")
     return Decimal(text)
 
 
@@ -281,17 +255,17 @@ def json_run(text: str) -> Run:
         document = json.loads(text, parse_float=_number, parse_int=_number, parse_constant=_number)
     except json.JSONDecodeError as error:
         given = f"broken or cut-off JSON: {error.msg}"
-        raise RefusalError(f"line {error.lineno}", given, "the whole file that nccl-tests -J wrote") from None
+        raise RefusedError(f"line {error.lineno}", given, "the whole file that nccl-tests -J wrote") from None
     except (ValueError, RecursionError) as error:
-        raise RefusalError("", f"broken JSON: {error}", "the file that nccl-tests -J wrote") from None
+        raise RefusedError("", f"broken JSON: {error}", "the file that nccl-tests -J wrote") from None
     results = document.get("results")
     if not isinstance(results, list) or not all(isinstance(r, dict) and "out_of_place" in r for r in results):
         given = f"JSON of another tool, with the keys {', '.join(list(document)[:8])}"
-        raise RefusalError("results", given, "a list of rows with size and out_of_place, as nccl-tests -J writes")
+        raise RefusedError("results", given, "a list of rows with size and out_of_place, as nccl-tests -J writes")
     bounds = document.get("out_of_bounds")
     count = bounds.get("out_of_bounds", bounds.get("count")) if isinstance(bounds, dict) else bounds
     if count not in (None, 0, "0") or (isinstance(bounds, dict) and bounds.get("okay") is False):
-        raise RefusalError("out_of_bounds", f"{count} values out of bounds", "no wrong values")
+        raise RefusedError("out_of_bounds", f"{count} values out of bounds", "no wrong values")
     run = Run(begun="results", tests=_text(document, "version"), library=_text(document, "nccl_version"))
     run.called = set(PROGRAM.findall(json.dumps([document.get("args"), document.get("test")], default=str)))
     devices = document.get("devices")
@@ -310,14 +284,14 @@ def _text(document: dict[str, Any], key: str) -> str:
 def _json_row(where: str, result: dict[str, Any]) -> Row:
     size, count = (_json_number(where, result, name) for name in ("size", "count"))
     if min(size, count) < 0 or max(size, count) > 10**18 or size % 1 or count % 1:
-        raise RefusalError(f"{where}.size", f"{size} bytes, {count} elements", "whole numbers of at least zero")
+        raise RefusedError(f"{where}.size", f"{size} bytes, {count} elements", "whole numbers of at least zero")
     timings = {}
     for half in ("out_of_place", "in_place"):
         part, key = result.get(half), f"{where}.{half}"
         if part is None and half == "in_place":
             continue
         if not isinstance(part, dict):
-            raise RefusalError(key, repr(part), "an object with time, alg_bw, bus_bw and nwrong")
+            raise RefusedError(key, repr(part), "an object with time, alg_bw, bus_bw and nwrong")
         names = {"time": ("time",), "algbw": ("alg_bw", "algbw"), "busbw": ("bus_bw", "busbw")}
         given = {name: _json_number(key, part, *spellings) for name, spellings in names.items()}
         unchecked = part.get("nwrong", part.get("wrong")) in (None, "N/A", -1)
@@ -331,5 +305,5 @@ def _json_number(where: str, part: dict[str, Any], *names: str) -> Decimal:
     value = next((part[name] for name in names if name in part), None)
     value = Decimal(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
     if not isinstance(value, Decimal) or not value.is_finite():
-        raise RefusalError(f"{where}.{names[0]}", "nothing" if value is None else repr(value), "a number")
+        raise RefusedError(f"{where}.{names[0]}", "nothing" if value is None else repr(value), "a number")
     return value

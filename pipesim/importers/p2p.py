@@ -163,11 +163,8 @@ def links_of(report: P2PReport) -> MeasuredLinks:
     if fast is None and (both := matrices.get(("bidirectional", True))):
         fast = tuple(tuple(value / 2 for value in row) for row in both)
         notes.append("no unidirectional matrix: half of the bidirectional one stands for it")
-    same: float | None = None
-    cross: float | None = None
-    groups: tuple[tuple[int, ...], ...] = ()
-    if fast is not None and access is not False:
-        same, cross, groups = _levels(fast, notes)
+    levels = None if fast is None or access is False else _levels(fast, notes)
+    same, cross, groups = levels or (None, None, ())
     staged = matrices.get(("unidirectional", False))
     if staged is None and access is False:
         staged = fast
@@ -177,9 +174,9 @@ def links_of(report: P2PReport) -> MeasuredLinks:
         same,
         cross,
         groups,
-        median(_off_diagonal(staged)) if staged else None,
-        _latency(matrices.get(("latency", True))) if access is not False else None,
-        _latency(matrices.get(("latency", False))),
+        _usual(staged),
+        _usual(matrices.get(("latency", True))) if access is not False else None,
+        _usual(matrices.get(("latency", False))),
         tuple(notes),
     )
 
@@ -200,7 +197,7 @@ def _off_diagonal(matrix: Matrix) -> list[float]:
     return [value for row, values in enumerate(matrix) for column, value in enumerate(values) if row != column]
 
 
-def _latency(matrix: Matrix | None) -> float | None:
+def _usual(matrix: Matrix | None) -> float | None:
     values = _off_diagonal(matrix) if matrix else []
     return median(values) if values else None
 

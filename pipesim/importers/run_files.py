@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from pipesim.errors import ProfileError, UsageError
 from pipesim.importers.bench.record import BenchRun, tidy
@@ -56,12 +56,8 @@ def _document(
     model = _model(record.models, supplied, place)
     hardware = _hardware(record.gpu, record.plan.get("tp", 1) * record.plan.get("pp", 1), supplied, place)
     assumed += ["model"] * (not record.models) + ["hardware"]
-    name = _settled("engine.name", record.engine, record.assumed, supplied.engine, "--engine", place)
-    if name is None:
-        name = RunEngine().name
-    if "name" not in record.engine:
-        assumed.append("engine.name")
-    engine: dict[str, Any] = {**record.engine, "name": name}
+    name = _settled("engine.name", record.engine, record, supplied.engine, place, assumed)
+    engine: dict[str, Any] = {**record.engine, "name": RunEngine().name if name is None else name}
     plan = _plan(record, supplied, weights(load_model(model)), hardware, place, assumed)
     workload = _workload(record, supplied, place, assumed)
     flags = ENGINE_FLAGS[engine["name"]] + PIPELINE_FLAGS[engine["name"]] * (plan["pp"] > 1)
@@ -97,10 +93,8 @@ def _plan(
     plan = dict(record.plan)
     box = load_hardware(hardware)
     for key, given in (("pp", supplied.pp), ("tp", supplied.tp)):
-        if (degree := _settled(f"plan.{key}", plan, record.assumed, given, f"--{key}", place)) is not None:
+        if (degree := _settled(f"plan.{key}", record.plan, record, given, place, assumed)) is not None:
             plan[key] = degree
-        if key not in record.plan:
-            assumed.append(f"plan.{key}")
     room = box.gpus // plan.get("replicas", 1)
     if "pp" not in plan:
         one_is_enough = weights < plan.get("tp", room) * box.gpu.memory
@@ -120,53 +114,47 @@ def _workload(record: BenchRun, supplied: Supplied, place: str, assumed: list[st
         known, other = ("input_len", "output_len") if "input_len" in given else ("output_len", "input_len")
         given[other] = max(1, round(whole) - given[known])
     for key in dict.fromkeys((*defaults, *given)):
-        flag = f"--{key.replace('_', '-')}"
-        value = _settled(f"workload.{key}", load, record.assumed, given.get(key), flag, place)
-        if key not in load and f"workload.{key}" not in assumed:
-            assumed.append(f"workload.{key}")
+        value = _settled(f"workload.{key}", load, record, given.get(key), place, assumed)
         load[key] = defaults[key] if value is None else value
     if "num_prompts" not in load and "waves" not in load:
         assumed.append("workload.num_prompts")
     return load
 
 
-def _settled(key: str, stated: Mapping[str, Any], estimated: tuple[str, ...], given: Any, flag: str, place: str) -> Any:
-    """Returns what a flag gives or a file states.
+def _settled(key: str, stated: Mapping[str, Any], record: BenchRun, given: Any, place: str, assumed: list[str]) -> Any:
+    """Returns what a flag gives or a file states, and notes as assumed what the file does not state.
 
     Raises:
         UsageError: when they are two different things; an estimate of the reader's gives way to the flag.
     """
-    value = stated.get(key.rpartition(".")[2])
+    table, _, name = key.partition(".")
+    value = stated.get(name)
+    if name not in stated:
+        assumed.append(key)
     if given is None:
         return value
-    if value is not None and key not in estimated and value != given:
+    if value is not None and key not in record.assumed and value != given:
+        flag = "--engine" if table == "engine" else f"--{name.replace('_', '-')}"
         raise UsageError(flag, given, f"{value}, which {place} states, or no {flag}")
     return given
 
 
 def _model(stated: tuple[str, ...], supplied: Supplied, place: str) -> str:
     """Returns the model profile: the one supplied, that of a stated name, or the default where none is stated."""
-    if supplied.model is not None:
-        return supplied.model
-    if not stated:
-        return supplied.default_model
-    if (name := next(filter(None, map(matching_model, stated)), None)) is None:
-        known = ", ".join(sorted(available("model")))
-        wanted = f"--model with the profile of it (there are: {known})"
-        raise ProfileError(place, "model", f'"{stated[0]}", which no model profile is of,', wanted)
-    return name
+    default = None if stated else supplied.default_model
+    found = supplied.model or default or next(filter(None, map(matching_model, stated)), None)
+    return found or _no_profile("model", stated[0], place)
 
 
 def _hardware(stated: str | None, gpus: int, supplied: Supplied, place: str) -> str:
-    if supplied.hardware is not None:
-        return supplied.hardware
-    if stated is None:
-        return supplied.default_hardware
-    if (name := matching_hardware(stated, supplied.default_hardware, gpus)) is None:
-        known = ", ".join(sorted(available("hardware")))
-        wanted = f"--hardware with the profile of it (there are: {known})"
-        raise ProfileError(place, "hardware", f'"{stated}", which no hardware profile is of,', wanted)
-    return name
+    default = supplied.default_hardware
+    found = supplied.hardware or (default if stated is None else matching_hardware(stated, default, gpus))
+    return found or _no_profile("hardware", str(stated), place)
+
+
+def _no_profile(kind: Literal["model", "hardware"], stated: str, place: str) -> NoReturn:
+    wanted = f"--{kind} with the profile of it (there are: {', '.join(sorted(available(kind)))})"
+    raise ProfileError(place, kind, f'"{stated}", which no {kind} profile is of,', wanted)
 
 
 def matching_hardware(stated: str, default: str, gpus: int = 1) -> str | None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipesim.errors import ProfileError
+from pipesim.files import read_text
 from pipesim.importers import COLOUR
 
 LONGEST_FILE = 16 * 2**20
@@ -14,19 +14,4 @@ def printed_lines(path: Path, wanted: str) -> list[str]:
     Raises:
         ProfileError: when the file cannot be read, is empty or not text; `wanted` says what should be in it.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(path, "", error.strerror or "an unreadable file", wanted) from None
-    if len(data) > LONGEST_FILE:
-        raise ProfileError(path, "", f"{len(data):,} bytes", f"a file of at most {LONGEST_FILE:,} bytes")
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise ProfileError(path, "", f"a binary file (byte {error.start} is not text)", wanted) from None
-    if "\0" in text:
-        raise ProfileError(path, "", f"a binary file (byte {data.index(0)} is zero)", wanted)
-    if not text.strip():
-        raise ProfileError(path, "", "an empty file", wanted)
-    return COLOUR.sub("", text).splitlines()
+    return COLOUR.sub("", read_text(path, wanted, LONGEST_FILE)).splitlines()

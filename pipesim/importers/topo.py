@@ -7,6 +7,7 @@ a host bridge, NODE through several of one NUMA node, SYS between NUMA nodes, NV
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import permutations, product
 from pathlib import Path
 
 from pipesim.errors import ProfileError
@@ -183,14 +184,13 @@ def _check_whole(path: Path, matrix: TopoMatrix) -> None:
         if gpu not in matrix.words:
             hint = "the output was cut off"
             raise ProfileError(path, f"line {matrix.line}: GPU{gpu}", "a column without a row", WANTED, hint)
-    for gpu in gpus:
-        for other in gpus:
-            word, back = matrix.between(gpu, other), matrix.between(other, gpu)
-            where = f"line {matrix.lines[gpu]}: GPU{gpu}"
-            if (word == "X") != (gpu == other):
-                raise ProfileError(path, where, f"{word} towards GPU{other}", "X towards itself and nothing else")
-            if word != back:
-                raise ProfileError(path, where, f"{word} towards GPU{other}, which has {back}", "the same both ways")
+    for gpu, other in product(gpus, repeat=2):
+        word, back = matrix.between(gpu, other), matrix.between(other, gpu)
+        where = f"line {matrix.lines[gpu]}: GPU{gpu}"
+        if (word == "X") != (gpu == other):
+            raise ProfileError(path, where, f"{word} towards GPU{other}", "X towards itself and nothing else")
+        if word != back:
+            raise ProfileError(path, where, f"{word} towards GPU{other}, which has {back}", "the same both ways")
 
 
 def _topology(path: Path, matrix: TopoMatrix) -> BoxTopology:
@@ -217,13 +217,11 @@ def _topology(path: Path, matrix: TopoMatrix) -> BoxTopology:
 
 def _check_together(path: Path, matrix: TopoMatrix, parts: Sets, words: Collection[str]) -> None:
     """GPUs below one switch are below it pair by pair; NVLink may stand in the place of the word."""
-    for part in parts:
-        for one in part:
-            for other in part:
-                word = matrix.between(one, other)
-                if one != other and word not in words and not NVLINK.fullmatch(word):
-                    given = f"{word} towards GPU{other}, with which it shares a switch through another GPU"
-                    raise ProfileError(path, f"line {matrix.lines[one]}: GPU{one}", given, " or ".join(words))
+    for one, other in (pair for part in parts for pair in permutations(part, 2)):
+        word = matrix.between(one, other)
+        if word not in words and not NVLINK.fullmatch(word):
+            given = f"{word} towards GPU{other}, with which it shares a switch through another GPU"
+            raise ProfileError(path, f"line {matrix.lines[one]}: GPU{one}", given, " or ".join(words))
 
 
 def _classes(gpus: Iterable[int], joined: Callable[[int, int], bool]) -> Sets:

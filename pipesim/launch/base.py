@@ -78,40 +78,23 @@ class Reading:
         if flag not in {entry.flag for entry in self.unsupported}:
             self.unsupported.append(Unsupported(flag, given, why))
 
+    def set_if(self, holds: object, name: str, flag: str, value: Any) -> None:
+        """Sets one of pipesim's flags where something holds; elsewhere the engine's flag changes nothing."""
+        if holds:
+            self.set(name, flag, value)
+        else:
+            self.ignore(flag)
+
+    def refuse_if(self, holds: object, flag: str, given: str, why: str) -> None:
+        """Notes what is not modelled where something holds; elsewhere the engine's flag changes nothing."""
+        if holds:
+            self.refuse(flag, given, why)
+        else:
+            self.ignore(flag)
+
 
 Rule = Callable[[Reading, str, str], None]
 """(reading, flag, value) → notes what the flag means."""
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """One engine's way to be launched, in both directions."""
-
-    name: str
-    title: str
-    program: str
-    """`PROGRAM serve MODEL …` starts the server."""
-    modules: tuple[str, ...]
-    """`python -m MODULE …` starts it too."""
-    scripts: tuple[str, ...]
-    """`python …/SCRIPT …` as well."""
-    partition_variable: str
-    """Environment variable with the layers of each stage."""
-    vocabulary_file: str
-    rules: Mapping[str, Rule]
-    """By the engine's flag: those that mean something to pipesim."""
-    variables: Mapping[str, Rule]
-    """By environment variable."""
-    json_flags: frozenset[str]
-    """Flags whose value is a JSON object, which may be given key by key with dots."""
-    finish: Callable[[Reading], None]
-    """Settles what follows from several flags together."""
-    write: Callable[[Deployment], Launch]
-
-    @cached_property
-    def vocabulary(self) -> "Vocabulary":
-        """The engine's flags by name."""
-        return Vocabulary.read(Path(__file__).with_name(self.vocabulary_file))
 
 
 @dataclass(frozen=True)
@@ -126,9 +109,8 @@ class Vocabulary:
     """(patterns, why): why is empty for flags that change nothing after all."""
 
     @classmethod
-    def read(cls, path: Path) -> "Vocabulary":
+    def of(cls, document: Mapping[str, Any]) -> "Vocabulary":
         """Returns the vocabulary in one of the files beside this module."""
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
         switches, lists, values = (frozenset(document[kind].split()) for kind in ("switches", "lists", "values"))
         changes = tuple((row["flags"], row["why"]) for row in document["changes"])
         return cls(switches, lists, values, document["aliases"], changes)
@@ -152,6 +134,43 @@ class Vocabulary:
         """Returns why a flag changes the answer, or nothing when it does not."""
         fits = (why for patterns, why in self.changes if any(fnmatchcase(flag, p) for p in patterns.split()))
         return next(fits, "")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One engine's way to be launched, in both directions."""
+
+    name: str
+    title: str
+    program: str
+    """`PROGRAM serve MODEL …` starts the server."""
+    modules: tuple[str, ...]
+    """`python -m MODULE …` starts it too."""
+    scripts: tuple[str, ...]
+    """`python …/SCRIPT …` as well."""
+    json_flags: tuple[str, ...]
+    """Flags whose value is a JSON object, which may be given key by key with dots."""
+    vocabulary: Vocabulary
+    """The engine's flags by name."""
+    rules: Mapping[str, Rule]
+    """By the engine's flag: those that mean something to pipesim."""
+    partition_variable: str
+    """Environment variable with the layers of each stage."""
+    variables: Mapping[str, Rule]
+    """By environment variable."""
+    finish: Callable[[Reading], None]
+    """Settles what follows from several flags together."""
+    write: Callable[[Deployment], Launch]
+
+    @classmethod
+    def read(cls, name: str, rules: Mapping[str, Rule], *rest: Any) -> "Dialect":
+        """Returns the dialect in the file NAME_flags.toml; `rules` are those of its flags that need a function."""
+        document = tomllib.loads(Path(__file__).with_name(f"{name}_flags.toml").read_text(encoding="utf-8"))
+        modules, scripts, json_flags = (tuple(document[key].split()) for key in ("modules", "scripts", "json_flags"))
+        known = {flag: rule_of(row) for flag, row in document["rules"].items()} | dict(rules)
+        vocabulary = Vocabulary.of(document)
+        title, program = document["title"], document["program"]
+        return cls(name, title, program, modules, scripts, json_flags, vocabulary, known, *rest)
 
 
 def whole(flag: str, text: str) -> int:
@@ -210,26 +229,28 @@ def keeps(name: str, convert: Callable[[str, str], Any]) -> Rule:
     return rule
 
 
-def sets_when(on: bool, name: str, value: Any) -> Rule:
-    """Returns the rule of a switch that sets one of pipesim's flags when it is on, or off."""
+def switches(name: str, value: Any) -> Rule:
+    """Returns the rule of a switch that sets one of pipesim's flags when it is on."""
 
     def rule(reading: Reading, flag: str, text: str) -> None:
-        if reading.once(f"switch for {name} {value}", flag, truth(flag, text)) == on:
-            reading.set(name, flag, value)
-        else:
-            reading.ignore(flag)
+        on = reading.once(f"switch for {name} {value}", flag, truth(flag, text))
+        reading.set_if(on, name, flag, value)
 
     return rule
 
 
-def changes_unless(same: set[str], why: str) -> Rule:
-    """Returns the rule of a flag that changes nothing with some values, and with others what is not modelled."""
+def changes_unless(same: set[str], why: str, name: str = "", meanings: Mapping[str, Any] | None = None) -> Rule:
+    """Returns the rule of a flag that changes nothing with some values, and with others what is not modelled.
+
+    With the values in `meanings` it sets pipesim's flag `name`.
+    """
 
     def rule(reading: Reading, flag: str, text: str) -> None:
-        if text.strip().lower() in same:
-            reading.ignore(flag)
+        value = text.strip().lower()
+        if meanings and value in meanings:
+            reading.set(name, flag, meanings[value])
         else:
-            reading.refuse(flag, text, why)
+            reading.refuse_if(value not in same, flag, text, why)
 
     return rule
 
@@ -237,3 +258,18 @@ def changes_unless(same: set[str], why: str) -> Rule:
 def plain(_flag: str, text: str) -> str:
     """Returns the value as it is."""
     return text
+
+
+CONVERTERS: dict[str, Callable[[str, str], Any]] = {
+    function.__name__: function for function in (whole, number, truth, partition, json_object, plain)
+}
+
+
+def rule_of(row: Mapping[str, Any]) -> Rule:
+    """Returns the rule that a row of an engine's file of flags describes; see there for its forms."""
+    if "why" in row:
+        return changes_unless(set(row["same"].split()), row["why"], row.get("sets", ""), row.get("meanings"))
+    if "to" in row:
+        return switches(row["sets"], row["to"])
+    convert = CONVERTERS[row["as"]]
+    return sets(row["sets"], convert) if "sets" in row else keeps(row["keeps"], convert)

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 from pipesim.deployment import KV_CACHE_DTYPES, Deployment
@@ -11,16 +10,8 @@ from pipesim.launch.base import Launch, LaunchLine, Reading, Rule, changes_unles
 
 DRAFT_MODEL = "DRAFT_MODEL"
 """Stands for a draft model that the person has to name."""
-CHECKPOINT_FORMATS = {
-    "awq",
-    "awq-marlin",
-    "gptq",
-    "gptq-marlin",
-    "compressed-tensors",
-    "mxfp4",
-    "moe-wna16",
-    "auto-round",
-}
+CHECKPOINT_FORMATS = {"awq", "awq-marlin", "gptq", "gptq-marlin", "compressed-tensors"}
+CHECKPOINT_FORMATS |= {"mxfp4", "moe-wna16", "auto-round"}
 """Values of --quantization that name how a checkpoint is stored, which its model profile says too."""
 
 
@@ -32,10 +23,7 @@ def peer_access(reading: Reading, variable: str, text: str) -> None:
 
 def peer_level(reading: Reading, variable: str, text: str) -> None:
     """NCCL_P2P_LEVEL: LOC is never (NCCL's documentation); other levels say how far, which the box's curves know."""
-    if text.strip().upper() in {"LOC", "0"}:
-        reading.set("p2p", variable, False)
-    else:
-        reading.ignore(variable)
+    reading.set_if(text.strip().upper() in {"LOC", "0"}, "p2p", variable, False)
 
 
 def kv_cache_dtype(reading: Reading, flag: str, text: str) -> None:
@@ -54,18 +42,15 @@ def quantization(reading: Reading, flag: str, text: str) -> None:
     """--quantization: one that a checkpoint is stored in changes nothing, one made at loading does."""
     value = text.strip().lower().replace("_", "-")
     stored = value.startswith("modelopt") or value in CHECKPOINT_FORMATS or value in {"", "none"}
-    if stored or value in str(reading.raw.get("model", "")).lower():
-        reading.ignore(flag)
-    else:
-        reading.refuse(flag, text, "weights requantised while loading; pipesim takes storage from the model profile")
+    stored = stored or value in str(reading.raw.get("model", "")).lower()
+    why = "weights requantised while loading; pipesim takes storage from the model profile"
+    reading.refuse_if(not stored, flag, text, why)
 
 
 def several_boxes(reading: Reading, flag: str, text: str) -> None:
     """--nnodes."""
-    if whole(flag, text) > 1:
-        reading.refuse(flag, text, "the hardware profile has to describe all boxes together and the links between them")
-    else:
-        reading.ignore(flag)
+    why = "the hardware profile has to describe all boxes together and the links between them"
+    reading.refuse_if(whole(flag, text) > 1, flag, text, why)
 
 
 def model(reading: Reading, flag: str, text: str) -> None:
@@ -87,26 +72,17 @@ def one_shot(reading: Reading, variable: str, text: str) -> None:
 
 
 VARIABLES: dict[str, Rule] = {"NCCL_P2P_DISABLE": peer_access, "NCCL_P2P_LEVEL": peer_level}
-DTYPE = changes_unless({"auto", "bfloat16", "bf16", "float16", "half"}, "pipesim computes in 16 bits")
+RULES: dict[str, Rule] = {
+    "kv-cache-dtype": kv_cache_dtype,
+    "quantization": quantization,
+    "dtype": changes_unless({"auto", "bfloat16", "bf16", "float16", "half"}, "pipesim computes in 16 bits"),
+    "nnodes": several_boxes,
+}
+"""Flags of both engines."""
 NCCL_TUNING = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE")
 NCCL_TUNING_CHANGES = changes_unless({""}, "the hardware profile's collectives were measured under NCCL's own choice")
 RELEVANT_VARIABLE = re.compile(r"(NCCL|SGLANG|SGL|VLLM|CUDA|TORCH|PYTORCH)_\w+")
 """Variables worth a mention when they change nothing; others may hold secrets and are nobody's business."""
-
-
-def replicas(
-    deployment: Deployment, environment: dict[str, str], words: list[str], port: int
-) -> tuple[LaunchLine, ...]:
-    """Returns one line per replica, on GPUs and a port of its own; a single server keeps both defaults."""
-    plan = deployment.plan
-    if plan.replicas == 1:
-        return (LaunchLine(environment, words),)
-    lines = []
-    for replica in range(plan.replicas):
-        gpus = range(replica * plan.gpus_per_replica, (replica + 1) * plan.gpus_per_replica)
-        place = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-        lines.append(LaunchLine(place | environment, [*words, "--port", str(port + replica)]))
-    return tuple(lines)
 
 
 def flag_words(flags: dict[str, Any]) -> list[str]:
@@ -133,7 +109,7 @@ def shared_environment(deployment: Deployment, partition_variable: str) -> dict[
     return stated | ({} if deployment.engine.peer_access is not False else {"NCCL_P2P_DISABLE": "1"})
 
 
-def shared_notes(deployment: Deployment, own_allreduce: str) -> list[str]:
+def shared_notes(deployment: Deployment) -> list[str]:
     """Returns what the flags of either engine leave open."""
     engine, plan = deployment.engine, deployment.plan
     notes = ["Add --trust-remote-code if the model's repository brings code of its own."]
@@ -142,19 +118,25 @@ def shared_notes(deployment: Deployment, own_allreduce: str) -> list[str]:
     if engine.draft_tokens:
         notes.append(f"Put the draft model's name or path in the place of {DRAFT_MODEL}.")
     if engine.allreduce == "custom":
-        notes.append(f"No flag forces the engine's own AllReduce: it takes it {own_allreduce}.")
+        where = "over NVLink, and over PCIe between two GPUs"
+        notes.append(f"No flag forces the engine's own AllReduce: it takes it {where}.")
     if engine.allreduce == "pcie-oneshot":
         notes.append("One-shot AllReduce over PCIe needs a build with that patch; releases do not have it.")
     return notes
 
 
-def launch(lines: Sequence[LaunchLine], notes: Sequence[str]) -> Launch:
-    """Returns a launch of some lines."""
-    return Launch(tuple(lines), tuple(notes))
+def launch(
+    deployment: Deployment, environment: dict[str, str], words: list[str], port: int, notes: Sequence[str]
+) -> Launch:
+    """Returns one line per replica, on GPUs and a port of its own; a single server keeps both defaults.
 
-
-def last_part(path: str) -> str:
-    """Returns the model's own name in a path: the last part, or the repository of a Hugging Face cache folder."""
-    parts = [part for part in PurePosixPath(path.replace("\\", "/")).parts if part not in {"/", ".", ".."}]
-    cached = [part for part in parts if part.startswith("models--")]
-    return cached[-1].split("--")[-1] if cached else (parts[-1] if parts else path)
+    `notes` are what the flags of this engine alone leave open.
+    """
+    plan = deployment.plan
+    lines = []
+    for replica in range(plan.replicas):
+        gpus = range(replica * plan.gpus_per_replica, (replica + 1) * plan.gpus_per_replica)
+        place = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+        lines.append(LaunchLine(place | environment, [*words, "--port", str(port + replica)]))
+    alone = (LaunchLine(environment, words),)
+    return Launch(alone if plan.replicas == 1 else tuple(lines), (*shared_notes(deployment), *notes))

@@ -7,27 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipesim.errors import UsageError
+from pipesim.files import read_text
 from pipesim.launch import DIALECTS, Dialect, shell
 
 LONGEST_FILE = 1_000_000
 SHOWN = 60
 CONTAINER_PROGRAMS = {"docker", "podman", "nerdctl", "singularity", "apptainer"}
-CONTAINER_SWITCHES = {
-    "-d",
-    "--detach",
-    "-i",
-    "--interactive",
-    "-t",
-    "--tty",
-    "-it",
-    "-ti",
-    "-dit",
-    "-itd",
-    "-idt",
-    "--rm",
-}
-CONTAINER_SWITCHES |= {"--privileged", "--init", "--read-only", "-P", "--publish-all", "--no-healthcheck", "--nv", "-q"}
-CONTAINER_SWITCHES |= {"--quiet", "--oom-kill-disable", "--sig-proxy", "--replace", "-id", "-td"}
+CONTAINER_SWITCHES = {"-d", "-i", "-t", "-it", "-ti", "-id", "-td", "-dit", "-itd", "-idt", "-P", "-q", "--rm", "--nv"}
+CONTAINER_SWITCHES |= {"--detach", "--interactive", "--tty", "--privileged", "--init", "--read-only", "--publish-all"}
+CONTAINER_SWITCHES |= {"--no-healthcheck", "--quiet", "--oom-kill-disable", "--sig-proxy", "--replace"}
 SHELLS = {"bash", "sh", "zsh", "dash", "ash"}
 YAML_START = re.compile(r"\s*(services|version|name|x-[\w-]+|apiVersion|kind|networks|volumes|---)\s*(:|$)")
 
@@ -47,7 +35,8 @@ def servers(given: str) -> list[Server]:
     """Returns the servers that a command, or the file that it names, starts.
 
     Raises:
-        UsageError: when there is none, when a quote is not closed, or when the file cannot be read.
+        UsageError: when there is none, or when a quote is not closed.
+        ProfileError: when the file cannot be read.
     """
     text, name = _text(given)
     if Path(name).suffix.lower() in {".yml", ".yaml"} or (name != "COMMAND" and _looks_like_yaml(text)):
@@ -213,25 +202,12 @@ def _text(given: str) -> tuple[str, str]:
     except (OSError, ValueError):
         is_file = False
     if is_file:
-        return _read(path), str(path)
+        return read_text(path, "a script or a compose file", LONGEST_FILE), str(path)
     if re.fullmatch(r"\S+\.(ya?ml|sh|bash|txt|json)", given.strip()):
         raise UsageError("COMMAND", given, "a file that exists, or a command in quotes")
     if not given.strip():
         raise UsageError("COMMAND", given, "a command that starts a server, or a file with one")
     return given, "COMMAND"
-
-
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(str(path), error.strerror or "an unreadable file", "a readable file") from None
-    if len(data) > LONGEST_FILE:
-        raise UsageError(str(path), f"{len(data):,} bytes", f"a file of at most {LONGEST_FILE:,} bytes")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(str(path), f"byte {error.start} is not text", "a script or a compose file in UTF-8") from None
 
 
 def _looks_like_yaml(text: str) -> bool:

@@ -9,20 +9,7 @@ from typing import Any
 from pipesim.deployment import DEFAULT_SMOOTH_FACTOR, Deployment
 from pipesim.errors import UsageError
 from pipesim.launch import common
-from pipesim.launch.base import (
-    Dialect,
-    Launch,
-    Reading,
-    changes_unless,
-    keeps,
-    number,
-    partition,
-    plain,
-    sets,
-    sets_when,
-    truth,
-    whole,
-)
+from pipesim.launch.base import Dialect, Launch, Reading, keeps, number, partition, whole
 
 PARTITION_VARIABLE = "SGLANG_PP_LAYER_PARTITION"
 SMOOTH_VARIABLE = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
@@ -39,15 +26,6 @@ def _chunk(reading: Reading, flag: str, text: str) -> None:
         reading.set("chunked_prefill_size", flag, size)
 
 
-def _decode_graph(reading: Reading, flag: str, text: str) -> None:
-    if text.strip().lower() == "disabled":
-        reading.set("cuda_graph", flag, False)
-    elif text.strip().lower() == "full":
-        reading.ignore(flag)
-    else:
-        reading.refuse(flag, text, "pipesim captures the decode step as a whole or not at all")
-
-
 def _all_to_all(reading: Reading, flag: str, text: str) -> None:
     if text.strip().lower() in {"", "none"}:
         reading.ignore(flag)
@@ -56,60 +34,17 @@ def _all_to_all(reading: Reading, flag: str, text: str) -> None:
         reading.refuse(flag, text, "pipesim sums experts with an AllReduce; an all-to-all of tokens has another cost")
 
 
-RULES = {
+RULES = common.RULES | {
     "model-path": common.model,
-    "tp-size": sets("tp", whole),
-    "pp-size": sets("pp", whole),
-    "ep-size": sets("ep", whole),
-    "dcp-size": sets("dcp", whole),
-    "dp-size": keeps("dp", whole),
-    "attn-dp-size": keeps("attn_dp", whole),
-    "enable-dp-attention": keeps("dp_attention", truth),
-    "load-balance-method": keeps("balance", plain),
-    "pp-max-micro-batch-size": sets("pp_max_micro_batch_size", whole),
-    "pp-async-batch-depth": sets("pp_async_batch_depth", whole),
-    "max-running-requests": sets("max_running_requests", whole),
     "chunked-prefill-size": _chunk,
-    "mem-fraction-static": sets("mem_fraction_static", number),
-    "language-only": sets("language_only", truth),
-    "disable-cuda-graph": sets_when(True, "cuda_graph", False),
-    "disable-decode-cuda-graph": sets_when(True, "cuda_graph", False),
-    "cuda-graph-backend-decode": _decode_graph,
-    "disable-custom-all-reduce": sets_when(True, "allreduce", "nccl"),
     "enable-pcie-oneshot-allreduce": common.one_shot,
-    "kv-cache-dtype": common.kv_cache_dtype,
-    "quantization": common.quantization,
-    "dtype": common.DTYPE,
-    "nnodes": common.several_boxes,
     "moe-a2a-backend": _all_to_all,
-    "disable-overlap-schedule": keeps("no_overlap", truth),
-    "context-length": sets("context_length", whole),
-    "speculative-algorithm": keeps("draft", plain),
-    "speculative-num-steps": keeps("draft_steps", whole),
-    "speculative-num-draft-tokens": keeps("draft_tokens", whole),
-    "speculative-eagle-topk": keeps("draft_topk", whole),
-    "max-prefill-tokens": changes_unless({"16384"}, "pipesim launches at most SGLang's default of 16384 prompt tokens"),
-    "schedule-policy": changes_unless({"fcfs", "lpm"}, "pipesim admits requests in the order in which they came"),
-    "schedule-conservativeness": sets("schedule_conservativeness", number),
-    "prefill-decode-interval": sets("prefill_decode_interval", whole),
-    "prefill-decode-interval-min-bs": sets("prefill_decode_interval_min_bs", whole),
-    "enable-mixed-chunk": sets_when(True, "enable_mixed_chunk", True),
-    "enable-dynamic-chunking": sets_when(True, "enable_dynamic_chunking", True),
 }
 
 
-def _layers(reading: Reading, variable: str, text: str) -> None:
-    reading.raw["layer_partition"] = partition(variable, text)
-
-
-def _pipelined_drafts(reading: Reading, variable: str, _text: str) -> None:
-    reading.ignore(variable)
-
-
 VARIABLES = common.VARIABLES | {
-    PARTITION_VARIABLE: _layers,
+    PARTITION_VARIABLE: keeps("layer_partition", partition),
     SMOOTH_VARIABLE: keeps("smooth", number),
-    "SGLANG_ENABLE_PP_SPEC": _pipelined_drafts,
 }
 
 
@@ -120,20 +55,14 @@ def finish(reading: Reading) -> None:
     if "all_to_all" in raw:
         reading.set("ep", raw["all_to_all"], flags.get("tp", 1))  # server_args.py sets it with an all-to-all
     _settle_data_parallel(reading)
-    if raw.get("no_overlap") and not pipelined:
-        reading.refuse(
-            "--disable-overlap-schedule", "", "pipesim runs the overlap scheduler, SGLang's default without PP"
-        )
-    elif "no_overlap" in raw:
-        reading.ignore("--disable-overlap-schedule")
-    if "smooth" in raw and "enable_dynamic_chunking" in flags:
-        reading.set("dynamic_chunking_smooth_factor", SMOOTH_VARIABLE, raw["smooth"])
-    elif "smooth" in raw:
-        reading.ignore(SMOOTH_VARIABLE)
-    if "layer_partition" in raw and pipelined:
-        reading.set("layer_partition", PARTITION_VARIABLE, raw["layer_partition"])
-    elif "layer_partition" in raw:
-        reading.ignore(PARTITION_VARIABLE)  # distributed/utils.py `get_pp_indices` leaves it out with one stage
+    if "no_overlap" in raw:
+        why = "pipesim runs the overlap scheduler, SGLang's default without PP"
+        reading.refuse_if(raw["no_overlap"] and not pipelined, "--disable-overlap-schedule", "", why)
+    if "smooth" in raw:
+        dynamic = "enable_dynamic_chunking" in flags
+        reading.set_if(dynamic, "dynamic_chunking_smooth_factor", SMOOTH_VARIABLE, raw["smooth"])
+    if "layer_partition" in raw:  # distributed/utils.py `get_pp_indices` leaves it out with one stage
+        reading.set_if(pipelined, "layer_partition", PARTITION_VARIABLE, raw["layer_partition"])
     if raw.get("draft", "none").lower() != "none":
         steps = raw.get("draft_steps", raw["draft_tokens"] - 1 if "draft_tokens" in raw else None)
         common.refuse_draft(reading, "--speculative-algorithm", steps)
@@ -155,26 +84,20 @@ def _settle_data_parallel(reading: Reading) -> None:
     if attention == tp > 1:
         reading.set("dp_attention", flag, True)
     elif attention > 1:
-        reading.refuse(
-            flag, str(attention), f"pipesim splits attention by request over all {tp} ranks of a stage or none"
-        )
+        why = f"pipesim splits attention by request over all {tp} ranks of a stage or none"
+        reading.refuse(flag, str(attention), why)
     if servers > 1:
         reading.set("replicas", "--dp-size", servers)
     _settle_balancer(reading, servers)
 
 
 def _settle_balancer(reading: Reading, servers: int) -> None:
-    if "balance" not in reading.raw:
-        return
-    method = reading.raw["balance"]
-    if servers == 1:
-        reading.ignore("--load-balance-method")
-    elif method in BALANCERS:
-        reading.set("balancer", "--load-balance-method", BALANCERS[method])
-    else:
-        reading.refuse(
-            "--load-balance-method", method, "pipesim deals requests in turn or to the server with the fewest"
-        )
+    method, flag = reading.raw.get("balance"), "--load-balance-method"
+    if method in BALANCERS:
+        reading.set_if(servers > 1, "balancer", flag, BALANCERS[method])
+    elif method is not None:
+        why = "pipesim deals requests in turn or to the server with the fewest"
+        reading.refuse_if(servers > 1, flag, method, why)
 
 
 def write(deployment: Deployment) -> Launch:
@@ -219,26 +142,13 @@ def write(deployment: Deployment) -> Launch:
             "--speculative-num-draft-tokens": engine.draft_tokens + 1,
         }
     words = ["python", "-m", "sglang.launch_server", *common.flag_words(flags)]
-    notes = common.shared_notes(deployment, "over NVLink, and over PCIe between two GPUs")
+    notes = []
     if plan.dcp > 1:
         notes.append("--dcp-size is a flag of later releases than 0.5.10.")
     if engine.draft_tokens and plan.pp > 1:
         notes.append("Drafts under pipeline parallelism need SGLang 0.5.23 or later.")
-    return common.launch(common.replicas(deployment, environment, words, DEFAULT_PORT), notes)
+    return common.launch(deployment, environment, words, DEFAULT_PORT, notes)
 
 
-DIALECT = Dialect(
-    name="sglang",
-    title="SGLang",
-    program="sglang",
-    modules=("sglang.launch_server", "sglang_router.launch_server", "sglang.srt.server"),
-    scripts=("launch_server.py",),
-    partition_variable=PARTITION_VARIABLE,
-    vocabulary_file="sglang_flags.toml",
-    rules=RULES,
-    variables=VARIABLES,
-    json_flags=frozenset(),
-    finish=finish,
-    write=write,
-)
+DIALECT = Dialect.read("sglang", RULES, PARTITION_VARIABLE, VARIABLES, finish, write)
 """SGLang's row in the table of dialects."""

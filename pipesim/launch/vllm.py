@@ -9,21 +9,7 @@ from typing import Any
 from pipesim.deployment import Deployment
 from pipesim.engines.vllm_memory import kv_capacity_tokens
 from pipesim.launch import common
-from pipesim.launch.base import (
-    Dialect,
-    Launch,
-    Reading,
-    changes_unless,
-    json_object,
-    keeps,
-    number,
-    partition,
-    plain,
-    sets,
-    sets_when,
-    truth,
-    whole,
-)
+from pipesim.launch.base import Dialect, Launch, Reading, json_object, partition, sets, truth
 
 PARTITION_VARIABLE = "VLLM_PP_LAYER_PARTITION"
 DEFAULT_PORT = 8000
@@ -46,19 +32,9 @@ def _compilation(reading: Reading, flag: str, text: str) -> None:
         reading.ignore(flag)
 
 
-def _optimization(reading: Reading, flag: str, text: str) -> None:
-    """-O: level 0 neither compiles nor captures (config/vllm.py)."""
-    if text.strip() == "0":
-        reading.set("cuda_graph", flag, False)
-    else:
-        changes_unless({"2", "3"}, "pipesim compiles and captures as vLLM does by default")(reading, flag, text)
-
-
 def _chunked(reading: Reading, flag: str, text: str) -> None:
-    if truth(flag, text):
-        reading.ignore(flag)
-    else:
-        reading.refuse(flag, "", "prompts in one piece; pipesim cuts them by the budget of a step")
+    why = "prompts in one piece; pipesim cuts them by the budget of a step"
+    reading.refuse_if(not truth(flag, text), flag, "", why)
 
 
 def _length(reading: Reading, flag: str, text: str) -> None:
@@ -68,38 +44,11 @@ def _length(reading: Reading, flag: str, text: str) -> None:
         reading.set("context_length", flag, whole(flag, text))
 
 
-RULES = {
+RULES = common.RULES | {
     "model": common.model,
-    "tensor-parallel-size": sets("tp", whole),
-    "pipeline-parallel-size": sets("pp", whole),
-    "decode-context-parallel-size": sets("dcp", whole),
-    "enable-expert-parallel": keeps("expert_parallel", truth),
-    "data-parallel-size": keeps("dp", whole),
-    "prefill-schedule-interval": sets("prefill_schedule_interval", whole),
     "max-model-len": _length,
-    "max-num-seqs": keeps("sequences", whole),
-    "max-num-active-seqs": keeps("active", whole),
-    "max-num-batched-tokens": sets("chunked_prefill_size", whole),
     "enable-chunked-prefill": _chunked,
-    "gpu-memory-utilization": sets("gpu_memory_utilization", number),
-    "enforce-eager": sets_when(True, "cuda_graph", False),
     "compilation-config": _compilation,
-    "optimization-level": _optimization,
-    "async-scheduling": sets("async_scheduling", truth),
-    "disable-custom-all-reduce": sets_when(True, "allreduce", "nccl"),
-    "kv-cache-dtype": common.kv_cache_dtype,
-    "quantization": common.quantization,
-    "dtype": common.DTYPE,
-    "nnodes": common.several_boxes,
-    "prefill-context-parallel-size": changes_unless({"1"}, "this kind of parallelism is not modelled"),
-    "cpu-offload-gb": changes_unless({"0", "0.0"}, "weights outside GPU memory are not modelled"),
-    "num-scheduler-steps": changes_unless({"1"}, "it changes which tokens a step takes"),
-    "scheduling-policy": changes_unless({"fcfs"}, "pipesim admits requests in the order in which they came"),
-    "speculative-config": keeps("draft", json_object),
-    "spec-method": keeps("draft_method", plain),
-    "speculative-model": keeps("draft_method", plain),
-    "spec-tokens": keeps("draft_tokens", whole),
-    "num-speculative-tokens": keeps("draft_tokens", whole),
 }
 
 
@@ -112,10 +61,9 @@ VARIABLES = common.VARIABLES | {
 def finish(reading: Reading) -> None:
     """Settles experts by rank, data parallelism, the limit of requests and drafts."""
     raw, flags = reading.raw, reading.flags
-    if raw.get("expert_parallel") and flags.get("tp", 1) > 1:
-        reading.set("ep", "--enable-expert-parallel", flags["tp"])
-    elif "expert_parallel" in raw:
-        reading.ignore("--enable-expert-parallel")
+    if "expert_parallel" in raw:
+        tp = flags.get("tp", 1)
+        reading.set_if(raw["expert_parallel"] and tp > 1, "ep", "--enable-expert-parallel", tp)
     if raw.get("dp", 1) > 1:
         why = "vLLM shares the experts of a MoE out over data-parallel ranks too; pipesim models separate servers only"
         if raw.get("dense"):
@@ -166,29 +114,11 @@ def write(deployment: Deployment) -> Launch:
         "--speculative-config": json.dumps(draft) if engine.draft_tokens else None,
     }
     words = ["vllm", "serve", deployment.model.hf_id, *common.flag_words(flags)]
-    notes = common.shared_notes(deployment, "over NVLink, and over PCIe between two GPUs")
+    notes = []
     if engine.cap_decodes_per_step:
         notes.append("A cap on decodes per step is a proposal to vLLM; no release has a flag for it.")
-    return common.launch(common.replicas(deployment, environment, words, DEFAULT_PORT), notes)
+    return common.launch(deployment, environment, words, DEFAULT_PORT, notes)
 
 
-DIALECT = Dialect(
-    name="vllm",
-    title="vLLM",
-    program="vllm",
-    modules=(
-        "vllm.entrypoints.openai.api_server",
-        "vllm.entrypoints.api_server",
-        "vllm.entrypoints.launchers.api_server.entry",
-        "vllm.entrypoints.grpc_server",
-    ),
-    scripts=("api_server.py",),
-    partition_variable=PARTITION_VARIABLE,
-    vocabulary_file="vllm_flags.toml",
-    rules=RULES,
-    variables=VARIABLES,
-    json_flags=frozenset({"speculative-config", "compilation-config"}),
-    finish=finish,
-    write=write,
-)
+DIALECT = Dialect.read("vllm", RULES, PARTITION_VARIABLE, VARIABLES, finish, write)
 """vLLM's row in the table of dialects."""

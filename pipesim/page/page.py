@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -11,6 +11,7 @@ from pipesim.hinges import hinges
 from pipesim.overload import overload
 from pipesim.page.pictures import RATE, pictures
 from pipesim.page.study import Study
+from pipesim.plots.figures import rate_words
 from pipesim.plots.shares import SHORT_NAMES
 from pipesim.prediction import GIB, Prediction
 from pipesim.reasons import binding_limit, hinge_words, notes, overload_words
@@ -18,29 +19,10 @@ from pipesim.report import arrivals, lengths, time_text
 from pipesim.sensitivity import LEVEL, Confidence
 
 
-class Row(NamedTuple):
-    """One split in the table of splits, as it is written there."""
-
-    plan: str
-    chosen: bool
-    gpus: int
-    output: str
-    interval: str
-    per_user: str
-    ttft: str
-    tpot: str
-    bubbles: str
-    largest: str
-    kv_tokens: str
-    free: str
-
-
 def report_page(study: Study) -> str:
     """Returns a study as an HTML page that holds all it needs."""
-    loader = PackageLoader("pipesim.page", ".")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=PackageLoader("pipesim.page", "."), autoescape=True, **blocks)
     return environment.get_template("report.html.j2").render(_content(study)) + "\n"
 
 
@@ -95,9 +77,7 @@ def _question(study: Study) -> Iterator[tuple[str, str]]:
 
 
 def _answer(study: Study) -> str:
-    low, high = study.confidence.interval(RATE)
-    rate = f"{study.chosen.mean(RATE):,.0f} tok/s ({low:,.0f} to {high:,.0f} with {LEVEL:.0%} confidence)"
-    return f"{study.chosen.deployment.plan}: {rate}"
+    return f"{study.chosen.deployment.plan}: {rate_words(study.chosen, study.confidence)}"
 
 
 def _key_figures(chosen: Prediction, confidence: Confidence) -> list[tuple[str, str, str]]:
@@ -105,9 +85,8 @@ def _key_figures(chosen: Prediction, confidence: Confidence) -> list[tuple[str, 
     figures = []
     for name, metric in (("Output", RATE), ("Per user", "output_tokens_per_s_per_request")):
         low, high = confidence.interval(metric)
-        figures.append(
-            (name, f"{_three_digits(chosen.mean(metric))} tok/s", " to ".join(map(_three_digits, (low, high))))
-        )
+        interval = f"{_three_digits(low)} to {_three_digits(high)}"
+        figures.append((name, f"{_three_digits(chosen.mean(metric))} tok/s", interval))
     for name, metric in (("TTFT, mean", "ttft_s"), ("TPOT, mean", "tpot_s")):
         low, high = confidence.interval(metric)
         figures.append((name, time_text(chosen.latency(metric).mean), f"{time_text(low)} to {time_text(high)}"))
@@ -143,10 +122,11 @@ def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]
 
 
-def _row(prediction: Prediction, interval: tuple[float, float], chosen: bool) -> Row:
+def _row(prediction: Prediction, interval: tuple[float, float], chosen: bool) -> dict[str, Any]:
+    """Returns one split of the table of splits, as it is written there."""
     plan = prediction.deployment.plan
     largest = max(prediction.breakdown, key=lambda name: prediction.breakdown[name])
-    return Row(
+    return dict(  # noqa: C408 - the names are those of the template
         plan=str(plan),
         chosen=chosen,
         gpus=plan.gpus,

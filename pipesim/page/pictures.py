@@ -1,7 +1,9 @@
 """The pictures of a report, each with what it says and how it is read."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -45,77 +47,37 @@ def _of_all(study: Study) -> list[Picture]:
         curves = [_curve(predictions) for predictions in study.by_concurrency]
         points = pareto_points(study)
         found += [
-            Picture(
-                "Throughput and concurrency",
-                _drawn("concurrency", _concurrency_label(curves), 4.6, lambda ax: plot_concurrency(curves, ax)),
-                "One line per split. Bands are 80% intervals: where two overlap, a run on the box may turn the order.",
-            ),
-            Picture(
-                "Output per GPU and speed for a user",
-                _drawn("pareto", _pareto_label(points), 5.0, lambda ax: plot_pareto(points, ax)),
-                "Every point is a split @ a number of users. On the front, nothing else is better at both.",
-            ),
+            _drawn("concurrency", _concurrency_label(curves), 4.6, lambda ax: plot_concurrency(curves, ax)),
+            _drawn("pareto", _pareto_label(points), 5.0, lambda ax: plot_pareto(points, ax)),
         ]
     splits = list(study.splits)
     rates = ", ".join(f"{p.deployment.plan}: {p.mean(RATE):,.0f} tok/s" for p in splits)
-    found.append(
-        Picture(
-            "Where the time goes, split by split",
-            _drawn(
-                "breakdown",
-                f"Bars of GPU time per split. {rates}. The shares are in the table of splits.",
-                1.6 + 0.46 * len(splits),
-                lambda ax: plot_breakdown(splits, ax=ax),
-            ),
-            "Every bar is all GPU time of a split. Colour is what binds, in every picture of this page.",
-        )
-    )
+    label = f"Bars of GPU time per split. {rates}. The shares are in the table of splits."
+    found.append(_drawn("breakdown", label, 1.6 + 0.46 * len(splits), lambda ax: plot_breakdown(splits, ax=ax)))
     return found
 
 
 def _of_chosen(study: Study) -> list[Picture]:
-    chosen, plan = study.chosen, study.chosen.deployment.plan
+    chosen, deployment, plan = study.chosen, study.chosen.deployment, study.chosen.deployment.plan
     rows = plan.gpus_per_replica if plan.gpus_per_replica <= MOST_GPU_ROWS else plan.pp
     busy = [chosen.stage_share(stage) for stage in range(plan.pp)]
     loads = "; ".join(f"stage {stage}: {b:.0%} busy, {w:.0%} bubbles" for stage, (b, w) in enumerate(busy))
+    over_time = f"Stages of {plan} over a few decode steps. Over the whole run {loads}."
+    per_gpu = f"Busy and idle shares of each GPU: {loads}."
+    kernels = f"Roofline of {deployment.hardware.gpu.name} with the kernels of a decode step of {plan}."
+    height = min(12.0, 1.7 + 0.45 * plan.pp)
+    timeline = _drawn("timeline", over_time, height, lambda ax: plot_timeline(study.timeline, deployment, ax=ax))
     return [
-        Picture(
-            f"{plan} over time",
-            _drawn(
-                "timeline",
-                f"Stages of {plan} over a few decode steps. Over the whole run {loads}.",
-                min(12.0, 1.7 + 0.45 * plan.pp),
-                lambda ax: plot_timeline(study.timeline, chosen.deployment, ax=ax),
-            ),
-            "A box is one micro-batch on one stage; how it is divided in height is what binds its kernels. "
-            "Grey is a stage that idles while a micro-batch is elsewhere in the pipeline.",
-        ),
-        Picture(
-            "Load per GPU",
-            _drawn(
-                "load",
-                f"Busy and idle shares of each GPU: {loads}.",
-                1.5 + 0.27 * rows,
-                lambda ax: plot_gpu_load(chosen, ax),
-            ),
-            "Busy is kernels, collectives and transfers that a GPU waits for.",
-        ),
-        Picture(
-            "The kernels of a decode step",
-            _drawn(
-                "roofline",
-                f"Roofline of {chosen.deployment.hardware.gpu.name} with the kernels of a decode step of {plan}.",
-                4.8,
-                lambda ax: plot_roofline(chosen.deployment, chosen.workload, ax),
-            ),
-            "The larger a point, the more of the step it takes. The nearer to the roof, the less is left to gain.",
-        ),
+        timeline._replace(title=f"{plan} {timeline.title}"),
+        _drawn("load", per_gpu, 1.5 + 0.27 * rows, lambda ax: plot_gpu_load(chosen, ax)),
+        _drawn("roofline", kernels, 4.8, lambda ax: plot_roofline(deployment, chosen.workload, ax)),
     ]
 
 
-def _drawn(name: str, label: str, height: float, draw: Callable[[Any], object]) -> Markup:
+def _drawn(name: str, label: str, height: float, draw: Callable[[Any], object]) -> Picture:
     """Returns a picture for the template, which takes it as it stands: matplotlib made it, and its label is escaped."""
-    return Markup(inline_svg(name, label, height, draw))
+    words = tomllib.loads(Path(__file__).with_name("pictures.toml").read_text(encoding="utf-8"))[name]
+    return Picture(words["title"], Markup(inline_svg(name, label, height, draw)), words["reading"])
 
 
 def _curve(predictions: tuple[Prediction, ...]) -> ConcurrencyCurve:

@@ -6,10 +6,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator
 
 from pipesim.plots.labels import Label, place_labels
-from pipesim.plots.style import BLUE, GRID, INK, LINE, ORANGE, PAPER, VERMILLION, axes_or_new, finish, styled
+from pipesim.plots.style import BLUE, GRID, INK, LINE, ORANGE, PAPER, VERMILLION, axes_or_new, finish, log_log, styled
 from pipesim.validation import Comparison, Validation
 
 UNITS = {
@@ -84,10 +84,8 @@ def plot_predicted_vs_measured(validation: Validation, metric: str | None = None
     finish(ax, _finding(rows, name), handles, columns=3)
     worst = sorted(rows, key=lambda row: -abs(row.relative_error))
     named = out or [row for row in worst if row.role == "validation"][:LABELLED]
-    everything = [(row.measured, row.predicted) for row in rows]
-    place_labels(
-        ax, [Label(f"{row.id} {row.relative_error:+.0%}", row.measured, row.predicted) for row in named], everything
-    )
+    labels = [Label(f"{row.id} {row.relative_error:+.0%}", row.measured, row.predicted) for row in named]
+    place_labels(ax, labels, [(row.measured, row.predicted) for row in rows])
     return ax
 
 
@@ -96,21 +94,14 @@ def _diagonal(ax: Axes, rows: list[Comparison]) -> Patch:
     values = [value for row in rows for value in (row.measured, row.predicted, *row.interval) if value > 0]
     low, high = min(values) / 1.3, max(values) * 1.3
     tolerances = Counter(row.tolerance for row in rows if row.tolerance)
-    usual = tolerances.most_common(1)[0][0] if tolerances else 0.0
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    usual = max(tolerances, key=tolerances.__getitem__, default=0.0)
     band = [(1.0 - usual) * low, (1.0 - usual) * high], [(1.0 + usual) * low, (1.0 + usual) * high]
     ax.fill_between([low, high], *band, color=GRID, alpha=0.7, linewidth=0, zorder=0)
     ax.plot([low, high], [low, high], color=INK, linewidth=0.9, zorder=1, label="_diagonal")
-    ax.set_xlim(low, high)
-    ax.set_ylim(low, high)
+    log_log(ax, (low, high), (low, high))
     ax.set_aspect("equal", adjustable="box")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(base=10.0, subs=(1.0, 2.0, 5.0) if high / low < 200 else (1.0,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        axis.set_minor_locator(NullLocator())
-        axis.set_minor_formatter(NullFormatter())
-    ax.grid()
     return Patch(facecolor=GRID, label=f"within ±{usual:.0%}")
 
 
@@ -118,5 +109,5 @@ def _finding(rows: list[Comparison], name: str) -> str:
     judged = [row for row in rows if row.role == "validation"] or rows
     error = sum(abs(row.relative_error) for row in judged) / len(judged)
     kept = sum(row.ok for row in judged)
-    kind = "validation" if judged[0].role == "validation" else judged[0].role
-    return f"Predicted {name} is {error:.0%} off on average; {kept} of {len(judged)} {kind} rows keep their tolerance"
+    of_all = f"{kept} of {len(judged)} {judged[0].role} rows keep their tolerance"
+    return f"Predicted {name} is {error:.0%} off on average; {of_all}"

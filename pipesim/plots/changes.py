@@ -5,7 +5,7 @@ import textwrap
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from pipesim.plots.style import BLUE, LINE, VERMILLION, axes_or_new, finish, styled
+from pipesim.plots.style import BLUE, LINE, VERMILLION, axes_or_new, finish, name_rows, styled
 from pipesim.whatif import Explanation
 
 KINDS = {"cost": ("a cost at zero", BLUE, "o"), "switch": ("a switch flipped", VERMILLION, "s")}
@@ -27,11 +27,8 @@ def plot_changes(explanation: Explanation, ax: Axes | None = None) -> Axes:
         ax.plot([change.speedup], [row], color=colour, marker=marker, linestyle="none")
         ax.text(1.01, row, f"{change.speedup:.2f}×", transform=ax.get_yaxis_transform(), va="center", fontsize=8.5)
     ax.axvline(1.0, color=LINE, linewidth=0.9, zorder=0.5)
-    ax.set_yticks(range(len(changes)), [textwrap.fill(change.label, LABEL_WIDTH) for change in changes], fontsize=8.5)
-    ax.set_ylim(len(changes) - 0.5, -0.5)
+    name_rows(ax, len(changes), lambda row: textwrap.fill(changes[row].label, LABEL_WIDTH), fontsize=8.5)
     ax.set_xlim(left=min(0.9, *ax.get_xlim()))
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
     ax.grid(axis="x")
     ax.set_xlabel("output tok/s after the change over that before [×]")
     present = {change.kind for change in changes}

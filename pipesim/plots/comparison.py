@@ -39,14 +39,9 @@ def plot_concurrency(curves: Sequence[ConcurrencyCurve], ax: Axes | None = None)
     for index, curve in enumerate(curves):
         colour, marker = SERIES_COLOURS[index % len(SERIES_COLOURS)], MARKERS[index % len(MARKERS)]
         dash = ("-", "--", ":")[index // len(SERIES_COLOURS) % 3]
-        style: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
-            "linestyle": dash,
-            "markeredgecolor": PAPER,
-            "label": curve.label,
-        }
-        (line,) = ax.plot(curve.users, curve.output_tokens_per_s, markeredgewidth=0.6, **style)
+        style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dash, "label": curve.label}
+        edge: dict[str, Any] = {"markeredgecolor": PAPER, "markeredgewidth": 0.6}
+        (line,) = ax.plot(curve.users, curve.output_tokens_per_s, **style, **edge)
         if curve.intervals:
             low, high = zip(*curve.intervals, strict=True)
             ax.fill_between(curve.users, low, high, color=colour, alpha=0.13, linewidth=0)
@@ -59,8 +54,7 @@ def plot_concurrency(curves: Sequence[ConcurrencyCurve], ax: Axes | None = None)
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.set_ylim(bottom=0.0)
     ax.grid(axis="y")
-    ax.set_xlabel("concurrency [users]")
-    ax.set_ylabel("output [tok/s]")
+    ax.set(xlabel="concurrency [users]", ylabel="output [tok/s]")
     finish(ax, _leaders(curves), handles, columns=4)
     return ax
 
@@ -96,6 +90,18 @@ class ParetoPoint:
     feasible: bool = True
     """Whether it keeps the limits asked for."""
 
+    @property
+    def kind(self) -> str:
+        """What the legend calls it, a key of `POINT_STYLES`."""
+        return "on the front" if self.on_front else "dominated" if self.feasible else "breaks a limit"
+
+
+POINT_STYLES: dict[str, dict[str, Any]] = {
+    "on the front": {"color": BLUE, "marker": "o"},
+    "dominated": {"color": LINE, "marker": "o", "markersize": 4.5},
+    "breaks a limit": {"color": LINE, "marker": "X", "markerfacecolor": PAPER},
+}
+
 
 @styled
 def plot_pareto(points: Sequence[ParetoPoint], ax: Axes | None = None) -> Axes:
@@ -105,23 +111,13 @@ def plot_pareto(points: Sequence[ParetoPoint], ax: Axes | None = None) -> Axes:
     """
     ax = axes_or_new(ax, height=4.8)
     front = sorted((point for point in points if point.on_front), key=lambda point: point.tokens_per_s_per_user)
-    styles: dict[str, tuple[list[ParetoPoint], dict[str, Any]]] = {
-        "on the front": ([point for point in points if point.on_front], {"color": BLUE, "marker": "o"}),
-        "dominated": (
-            [point for point in points if not point.on_front and point.feasible],
-            {"color": LINE, "marker": "o", "markersize": 4.5},
-        ),
-        "breaks a limit": (
-            [point for point in points if not point.on_front and not point.feasible],
-            {"color": LINE, "marker": "X", "markerfacecolor": PAPER},
-        ),
-    }
     handles = []
-    for name, (group, style) in styles.items():
+    for kind, style in POINT_STYLES.items():
+        group = [point for point in points if point.kind == kind]
+        for point in group:
+            _pareto_point(ax, point, style)
         if group:
-            for point in group:
-                _pareto_point(ax, point, style)
-            handles.append(Line2D([], [], linestyle="none", label=name, **style))
+            handles.append(Line2D([], [], linestyle="none", label=kind, **style))
     users, gpus = [p.tokens_per_s_per_user for p in front], [p.tokens_per_s_per_gpu for p in front]
     ax.plot(users, gpus, color=BLUE, linewidth=1.4, zorder=1.8, label="_front")
     ax.margins(0.12, 0.14)
@@ -131,8 +127,7 @@ def plot_pareto(points: Sequence[ParetoPoint], ax: Axes | None = None) -> Axes:
     ax.grid()
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-    ax.set_xlabel("speed that a user feels [tok/s per user]")
-    ax.set_ylabel("output per GPU [tok/s per GPU]")
+    ax.set(xlabel="speed that a user feels [tok/s per user]", ylabel="output per GPU [tok/s per GPU]")
     finish(ax, _front_finding(front), handles)
     others = sorted((point for point in points if not point.on_front), key=lambda point: -point.tokens_per_s_per_gpu)
     labels = [

@@ -11,7 +11,7 @@ from pipesim.plots.accuracy import metrics_of, plot_predicted_vs_measured
 from pipesim.plots.changes import plot_changes
 from pipesim.plots.comparison import ParetoPoint, plot_pareto
 from pipesim.plots.shares import MOST_GPU_ROWS, plot_breakdown, plot_gpu_load
-from pipesim.plots.style import BOUND_COLOURS, figure_of, finish, new_figure, rendered, styled
+from pipesim.plots.style import BOUND_COLOURS, figure_of, finish, new_axes, new_figure, rendered, styled
 from pipesim.plots.timeline import plot_timeline
 from pipesim.prediction import Prediction
 from pipesim.sensitivity import LEVEL, Confidence
@@ -37,13 +37,12 @@ def validate_picture(validation: Validation, form: str) -> bytes:
 def changes_picture(explanation: Explanation, form: str) -> bytes:
     """Returns `plot_changes` as the bytes of a "png", "svg" or "pdf" file."""
     height = 1.5 + 0.4 * len(explanation.changes)
-    return rendered(figure_of(plot_changes(explanation, styled(new_figure(9.0, height).subplots)())), form)
+    return rendered(figure_of(plot_changes(explanation, new_axes(9.0, height))), form)
 
 
 def pareto_picture(points: Sequence[ParetoPoint], form: str) -> bytes:
     """Returns `plot_pareto` as the bytes of a "png", "svg" or "pdf" file."""
-    ax = plot_pareto(points, styled(new_figure(8.6, 5.2).subplots)())
-    return rendered(figure_of(ax), form)
+    return rendered(figure_of(plot_pareto(points, new_axes(8.6, 5.2))), form)
 
 
 @styled
@@ -60,17 +59,16 @@ def predict_figure(prediction: Prediction, timeline: Timeline) -> Figure:
     _share_legend(axes)
     deployment, users = prediction.deployment, prediction.workload.concurrency
     load = f"{users:,} user{'s' * (users > 1)}" if prediction.workload.closed_loop else "open loop"
-    low, high = Confidence(prediction).interval("output_tokens_per_s")
-    rate = (
-        f"{prediction.mean('output_tokens_per_s'):,.0f} tok/s ({low:,.0f} to {high:,.0f} with {LEVEL:.0%} confidence)"
-    )
-    figure.suptitle(
-        f"{deployment.model.name} on {deployment.hardware.name}, {deployment.engine.name}, {load}: {rate}",
-        x=0.01,
-        ha="left",
-        fontsize=9.5,
-    )
+    rate = rate_words(prediction, Confidence(prediction))
+    title = f"{deployment.model.name} on {deployment.hardware.name}, {deployment.engine.name}, {load}: {rate}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9.5)
     return figure
+
+
+def rate_words(prediction: Prediction, confidence: Confidence) -> str:
+    """Returns a prediction's throughput with its interval."""
+    rate, (low, high) = prediction.mean("output_tokens_per_s"), confidence.interval("output_tokens_per_s")
+    return f"{rate:,.0f} tok/s ({low:,.0f} to {high:,.0f} with {LEVEL:.0%} confidence)"
 
 
 def _share_legend(axes: list[Axes]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from matplotlib.axes import Axes
 
-from pipesim.plots.style import BUBBLE, GRID, INK, LINE, PAPER, new_figure, rendered, styled
+from pipesim.plots.style import BUBBLE, GRID, INK, LINE, PAPER, figure_of, new_axes, rendered
 
 SCHEME = {INK: "--ink", LINE: "--line", GRID: "--grid", BUBBLE: "--bubble", PAPER: "--card"}
 """Neutral colours of the pictures and the page's variables that stand for them."""
@@ -22,9 +22,9 @@ def inline_svg(name: str, label: str, height: float, draw: Callable[[Axes], obje
         draw: draws it on the axes given.
         width: of the picture [inches].
     """
-    figure = new_figure(width, height)
-    draw(styled(figure.subplots)())
-    text = rendered(figure, "svg").decode()
+    ax = new_axes(width, height)
+    draw(ax)
+    text = rendered(figure_of(ax), "svg").decode()
     box = re.search(r'viewBox="[^"]+"', text)
     body = re.sub(r"<metadata>.*?</metadata>", "", text[text.index(">", text.index("<svg")) + 1 :], flags=re.DOTALL)
     body = re.sub(r'\bid="', f'id="{name}-', body)

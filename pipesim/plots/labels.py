@@ -15,6 +15,7 @@ DISTANCES = (5.0, 11.0, 19.0, 29.0, 41.0, 55.0, 75.0)
 DIRECTIONS = tuple(math.radians(degrees) for degrees in (0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 340, 200))
 MARKER = 5.0
 """Half the side of the square that a point takes [points]."""
+WRITTEN: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8.5, "color": INK}
 LEADER = 10.0
 """Distance from which a line joins a label to its point [points]."""
 
@@ -49,17 +50,8 @@ def place_labels(ax: Axes, labels: Sequence[Label], others: Sequence[tuple[float
     taken = [_square(ax.transData.transform(place), MARKER * points) for place in drawn]
     left_out = []
     for label in labels:
-        note = ax.annotate(
-            label.text,
-            (label.x, label.y),
-            xytext=(0.0, 0.0),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            fontsize=8.5,
-            fontweight="bold" if label.bold else "normal",
-            color=INK,
-        )
+        weight = "bold" if label.bold else "normal"
+        note = ax.annotate(label.text, (label.x, label.y), (0.0, 0.0), **WRITTEN, fontweight=weight)
         note.set_in_layout(False)
         place = _free_place(ax, note.get_window_extent(), np.array(taken), points)
         if place is None:

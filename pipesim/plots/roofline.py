@@ -1,16 +1,26 @@
 """The kernels of a decode step on the roofline of their box (Williams et al., CACM 52(4), 2009)."""
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from pipesim.deployment import Deployment
 from pipesim.ops import SideStream
 from pipesim.plots.labels import Label, place_labels
-from pipesim.plots.style import BOUND_COLOURS, INK, LINE, PAPER, axes_or_new, bound_handles, figure_of, finish, styled
+from pipesim.plots.style import (
+    BOUND_COLOURS,
+    INK,
+    LINE,
+    PAPER,
+    axes_or_new,
+    bound_handles,
+    figure_of,
+    finish,
+    log_log,
+    styled,
+)
 from pipesim.prediction import Predictor
 from pipesim.profiles.hardware import Gpu
 from pipesim.units import PICOSECONDS_PER_SECOND
@@ -83,10 +93,12 @@ def plot_roofline(deployment: Deployment, workload: Workload, ax: Axes | None = 
     ax.set_ylabel("attained rate per GPU [TFLOP/s]")
     finish(ax, _finding(deployment, points), bound_handles(point.bound for point in points))
     _roofs(ax, gpu, rates)
-    labels = [Label(f"{_readable(p.name)} {p.share:.0%}", p.intensity, p.flops_per_s, p.share > 0.2) for p in points]
-    place_labels(
-        ax, [label for label, p in zip(labels, points, strict=True) if p.share >= 0.005], _on_roofs(ax, gpu, rates)
-    )
+    labels = [
+        Label(f"{_readable(p.name)} {p.share:.0%}", p.intensity, p.flops_per_s, p.share > 0.2)
+        for p in points
+        if p.share >= 0.005
+    ]
+    place_labels(ax, labels, _on_roofs(ax, gpu, rates))
     return ax
 
 
@@ -97,20 +109,13 @@ def _limits(ax: Axes, points: list[RooflinePoint], gpu: Gpu, rates: list[str]) -
     left = min([ridge, *(point.intensity for point in points)]) / 3
     right = max([ridge, *(point.intensity for point in points)]) * 4
     bottom = min([top, *(point.flops_per_s for point in points)]) / 4
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(left, right)
-    ax.set_ylim(bottom, top * 3)
-    ax.grid()
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e12:,g}"))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_minor_locator(NullLocator())
+    log_log(ax, (left, right), (bottom, top * 3), y=1e12)
 
 
 def _roofs(ax: Axes, gpu: Gpu, rates: list[str]) -> None:
     """Draws the memory roof up to the highest flat one, and a flat roof per number format."""
     left, right = ax.get_xlim()
+    written: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 8.5, "color": INK}
     highest = max(gpu.tensor_rate[rate] for rate in rates)
     ridge = highest / gpu.memory_bandwidth
     ax.plot([left, ridge], [left * gpu.memory_bandwidth, highest], color=INK, linewidth=1.3, label="_roof")
@@ -118,21 +123,13 @@ def _roofs(ax: Axes, gpu: Gpu, rates: list[str]) -> None:
         height = gpu.tensor_rate[rate]
         ax.plot([height / gpu.memory_bandwidth, right], [height, height], color=INK, linewidth=1.3, label="_roof")
         text = f"{rate.upper()} {height / 1e12:,.0f} TFLOP/s"
-        ax.annotate(text, (right, height), (-2, 3), textcoords="offset points", ha="right", fontsize=8.5, color=INK)
+        ax.annotate(text, (right, height), (-2, 3), **written)
     figure_of(ax).draw_without_rendering()  # the slope of a text depends on the layout
     (x0, y0), (x1, y1) = ax.transData.transform([(left, left), (right, right)])
     at = ridge / 1.25
-    ax.annotate(
-        f"memory {gpu.memory_bandwidth / 1e9:,.0f} GB/s",
-        (at, at * gpu.memory_bandwidth),
-        (0, 4),
-        textcoords="offset points",
-        ha="right",
-        rotation=float(np.degrees(np.arctan2(y1 - y0, x1 - x0))),
-        rotation_mode="anchor",
-        fontsize=8.5,
-        color=INK,
-    )
+    slope: dict[str, Any] = {"rotation": float(np.degrees(np.arctan2(y1 - y0, x1 - x0))), "rotation_mode": "anchor"}
+    text = f"memory {gpu.memory_bandwidth / 1e9:,.0f} GB/s"
+    ax.annotate(text, (at, at * gpu.memory_bandwidth), (0, 4), **written, **slope)
     if ridge < right:
         ax.axvline(ridge, color=LINE, linewidth=0.7, linestyle=":", label="_ridge", zorder=0.5)
 

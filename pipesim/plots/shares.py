@@ -5,7 +5,17 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 
-from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, row_step, styled, text_colour
+from pipesim.plots.style import (
+    BOUND_COLOURS,
+    PAPER,
+    axes_or_new,
+    bound_handles,
+    finish,
+    name_rows,
+    row_step,
+    styled,
+    text_colour,
+)
 from pipesim.prediction import Prediction
 from pipesim.reasons import NAMES
 
@@ -34,11 +44,8 @@ def plot_gpu_load(prediction: Prediction, ax: Axes | None = None) -> Axes:
     """
     plan = prediction.deployment.plan
     single = plan.gpus_per_replica <= MOST_GPU_ROWS
-    rows = [
-        ([gpu] if single else list(plan.stage_gpus(stage)), stage)
-        for stage in range(plan.pp)
-        for gpu in (plan.stage_gpus(stage) if single else (0,))
-    ]
+    of_stages = [(list(plan.stage_gpus(stage)), stage) for stage in range(plan.pp)]
+    rows = [([gpu], stage) for gpus, stage in of_stages for gpu in gpus] if single else of_stages
     ax = axes_or_new(ax, height=min(14.0, 1.4 + 0.27 * len(rows)))
     shares = [_stage_bounds(prediction, stage) for stage in range(plan.pp)]
     for row, (_, stage) in enumerate(rows):
@@ -49,10 +56,9 @@ def plot_gpu_load(prediction: Prediction, ax: Axes | None = None) -> Axes:
         busy = 1.0 - shares[stage]["bubble"] - shares[stage]["host"]
         if row % row_step(len(rows)) == 0:
             ax.text(1.01, row, f"{busy:.0%} busy", va="center", fontsize=8.5)
-    named = range(0, len(rows), row_step(len(rows)))
-    ax.set_yticks(named, [_row_name(prediction, *rows[row]) for row in named])
+    name_rows(ax, len(rows), lambda row: _row_name(prediction, *rows[row]))
     first = f"; the first of {plan.replicas} replicas" if plan.replicas > 1 else ""
-    _share_axis(ax, len(rows), f"share of the GPU's time [%]{first}")
+    _share_axis(ax, f"share of the GPU's time [%]{first}")
     present = {bound for stage in shares for bound, share in stage.items() if share >= VISIBLE}
     finish(ax, _load_finding(prediction), bound_handles(present))
     return ax
@@ -81,8 +87,7 @@ def _load_finding(prediction: Prediction) -> str:
     least, most = min(busy), max(busy)
     if f"{least:.0%}" == f"{most:.0%}":
         return f"{plan}: every GPU is busy {most:.0%} of the time"
-    last = busy.index(most)
-    return f"{plan}: GPUs are busy {least:.0%} to {most:.0%} of the time, stage {last} most of all"
+    return f"{plan}: GPUs are busy {least:.0%} to {most:.0%} of the time, stage {busy.index(most)} most of all"
 
 
 @styled
@@ -109,9 +114,9 @@ def plot_breakdown(
         rate = prediction.mean("output_tokens_per_s")
         ax.text(1.01, row, f"{rate:,.0f} tok/s", va="center", fontsize=8.5)
     names = labels or [str(prediction.deployment.plan) for prediction in predictions]
-    ax.set_yticks(range(len(predictions)), names)
+    name_rows(ax, len(predictions), names.__getitem__)
     order = ", ".join(SHORT_NAMES[work] for work in SHORT_NAMES if work in works and work not in BOUND_COLOURS)
-    _share_axis(ax, len(predictions), f"share of the GPUs' time [%]; in a colour, from the left: {order}")
+    _share_axis(ax, f"share of the GPUs' time [%]; in a colour, from the left: {order}")
     finish(ax, _breakdown_finding(predictions, names), bound_handles(present))
     return ax
 
@@ -140,10 +145,7 @@ def _breakdown_finding(predictions: Sequence[Prediction], names: Sequence[str]) 
     return f"{names[best]}{fastest}: {shares[most]:.0%} of its GPUs' time goes to {NAMES[most]}"
 
 
-def _share_axis(ax: Axes, rows: int, label: str) -> None:
+def _share_axis(ax: Axes, label: str) -> None:
     ax.set_xlim(0.0, 1.0)
-    ax.set_ylim(rows - 0.5, -0.5)
     ax.set_xticks([0.0, 0.25, 0.5, 0.75, 1.0], ["0", "25", "50", "75", "100"])
     ax.set_xlabel(label)
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)

@@ -16,16 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
+from matplotlib.ticker import FuncFormatter, NullLocator
 
-BLACK, ORANGE, SKY_BLUE, GREEN, BLUE, VERMILLION, PURPLE = (
-    "#000000",
-    "#e69f00",
-    "#56b4e9",
-    "#009e73",
-    "#0072b2",
-    "#d55e00",
-    "#cc79a7",
-)
+BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#e69f00", "#56b4e9", "#009e73"
+BLUE, VERMILLION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
 """The colour-blind-safe palette of Okabe and Ito (2008), without its yellow, which is faint on white."""
 
 INK, LINE, GRID, BUBBLE, PAPER = "#262626", "#8c8c8c", "#d9d9d9", "#e4e4e4", "#ffffff"
@@ -98,6 +92,24 @@ def finish(ax: Axes, title: str, handles: Sequence[Artist] = (), columns: int = 
     ax.set_title("\n".join(_wrapped(title, room * _column_width(ax))), loc="left", pad=7.0 + 16.0 * rows)
 
 
+def name_rows(ax: Axes, rows: int, names: Callable[[int], str], **style: Any) -> None:
+    """Gives an axes so many rows, the first on top, and names them on its left where its frame is not drawn."""
+    shown = range(0, rows, row_step(rows))
+    ax.set_yticks(shown, [names(row) for row in shown], **style)
+    ax.set_ylim(rows - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
+def log_log(ax: Axes, horizontal: tuple[float, float], vertical: tuple[float, float], **scale: float) -> None:
+    """Makes both axes logarithmic between limits, with numbers at the large ticks: a value over `x` or `y` of it."""
+    ax.set(xscale="log", yscale="log", xlim=horizontal, ylim=vertical)
+    ax.grid()
+    for axis, unit in ((ax.xaxis, scale.get("x", 1.0)), (ax.yaxis, scale.get("y", 1.0))):
+        axis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: f"{value / unit:,g}"))
+        axis.set_minor_locator(NullLocator())
+
+
 def row_step(rows: int) -> int:
     """Returns which of some rows are named, the first and every so-maniest, so that their names stay apart."""
     return -(-rows // MOST_ROW_NAMES)
@@ -134,10 +146,9 @@ def bound_handles(bounds: Iterable[str]) -> list[Patch]:
     """Returns legend entries of what binds, in the one order of all pictures."""
     present = set(bounds)
     names = {"latency": "latency (small kernels)", "bubble": "bubble (idle)"}
+    edges = dict.fromkeys(BOUND_COLOURS, "none") | {"bubble": LINE}
     return [
-        Patch(
-            facecolor=colour, edgecolor=LINE if name == "bubble" else "none", linewidth=0.5, label=names.get(name, name)
-        )
+        Patch(facecolor=colour, edgecolor=edges[name], linewidth=0.5, label=names.get(name, name))
         for name, colour in BOUND_COLOURS.items()
         if name in present
     ]
@@ -150,6 +161,12 @@ def rendered(figure: Figure, form: str) -> bytes:
     with matplotlib.style.context(STYLE):
         figure.savefig(buffer, format=form, metadata=metadata)
     return buffer.getvalue()
+
+
+def new_axes(width: float, height: float) -> Axes:
+    """Returns the axes of a new figure that no window knows of."""
+    axes: Axes = styled(new_figure(width, height).subplots)()
+    return axes
 
 
 def new_figure(width: float, height: float) -> Figure:

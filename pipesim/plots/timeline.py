@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 
 from pipesim.deployment import Deployment
 from pipesim.metrics import stage_loads
-from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, row_step, styled, text_colour
+from pipesim.plots.style import BOUND_COLOURS, PAPER, axes_or_new, bound_handles, finish, name_rows, styled, text_colour
 from pipesim.timeline import Clock, Timeline
 from pipesim.units import PICOSECONDS_PER_SECOND
 
@@ -83,11 +83,7 @@ def plot_timeline(
             ]
             ax.add_collection(PolyCollection(corners, facecolor=BOUND_COLOURS[bound], **edge), autolim=False)
     ax.set_xlim(0.0, (window[1] - window[0]) / 1e9)
-    ax.set_ylim(stages - 0.5, -0.5)
-    ax.set_yticks(range(0, stages, row_step(stages)))
-    ax.set_yticklabels([_stage_name(stage, deployment) for stage in range(0, stages, row_step(stages))])
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
+    name_rows(ax, stages, lambda stage: _stage_name(stage, deployment))
     begin = window[0] / PICOSECONDS_PER_SECOND
     ax.set_xlabel(f"time from {begin:.3f} s of the run on [ms]; numbers: micro-batch slots, P: prefill")
     finish(ax, _finding(server, deployment), bound_handles(bound for bound, drawn in boxes.items() if drawn))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipesim.errors import ProfileError
+from pipesim.files import read_text
 from pipesim.profiles.architectures import (
     ARCHITECTURES,
     FLAT_MULTIMODAL,
@@ -68,14 +69,7 @@ def read_hf_config(path: Path, name: str | None = None) -> ImportedModel:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ProfileError(path, "", error.strerror or "an unreadable file", "a config.json") from None
-    except UnicodeDecodeError as error:
-        raise ProfileError(path, "", f"a binary file (byte {error.start} is not text)", "a config.json") from None
-    if not text.strip():
-        raise ProfileError(path, "", "an empty file", "a config.json")
+    text = read_text(path, "a config.json")
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:

@@ -3,29 +3,29 @@
 One function that reads and one that recognises, one row in `TOOLS`, add a format.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipesim.errors import ProfileError
+from pipesim.files import read_text
+from pipesim.importers import RefusedError
 from pipesim.importers.bench.consistency import check_units
-from pipesim.importers.bench.documents import WANTED, Broken, Piece, pieces, read_text
+from pipesim.importers.bench.documents import LONGEST_FILE, WANTED, Broken, Piece, pieces
 from pipesim.importers.bench.flags import ignores_eos
 from pipesim.importers.bench.genai_perf import is_genai_perf, read_genai_perf
-from pipesim.importers.bench.inferencex import is_inferencex, read_inferencex
+from pipesim.importers.bench.inferencex import read_inferencex
 from pipesim.importers.bench.kinds import known_text, look_of_object, look_of_text
-from pipesim.importers.bench.one_batch import is_one_batch, is_one_batch_server, read_one_batch, read_one_batch_server
-from pipesim.importers.bench.record import BenchRun, RefusedError
-from pipesim.importers.bench.sglang import is_sglang_serving, read_sglang_serving
-from pipesim.importers.bench.vllm import (
-    is_vllm_latency,
-    is_vllm_serve,
-    is_vllm_throughput,
-    read_vllm_latency,
-    read_vllm_serve,
-    read_vllm_throughput,
-)
+from pipesim.importers.bench.one_batch import read_one_batch, read_one_batch_server
+from pipesim.importers.bench.record import BenchRun
+from pipesim.importers.bench.sglang import read_sglang_serving
+from pipesim.importers.bench.vllm import read_vllm_latency, read_vllm_serve, read_vllm_throughput
+
+
+def has(*keys: str, one_of: Iterable[str] = ()) -> Callable[[Mapping[str, Any]], bool]:
+    """Returns whether a JSON object has all of some keys, and at least one of others."""
+    return lambda document: set(keys) <= document.keys() and (not one_of or not document.keys().isdisjoint(one_of))
 
 
 class Tool(NamedTuple):
@@ -35,15 +35,20 @@ class Tool(NamedTuple):
     read: Callable[[Mapping[str, Any]], BenchRun]
 
 
+REQUEST_KEYS = ("model_id", "tokenizer_id", "request_goodput", "request_goodput:")
+SERVE_KEYS = (*REQUEST_KEYS, "total_token_throughput", "mean_ttft_ms")
+"""`vllm bench serve` has one of them, and so had the older benchmark_serving.py."""
 TOOLS: dict[str, Tool] = {
-    "sglang.bench_serving": Tool(is_sglang_serving, read_sglang_serving),
-    "sglang.bench_one_batch": Tool(is_one_batch, read_one_batch),
-    "sglang.bench_one_batch_server": Tool(is_one_batch_server, read_one_batch_server),
-    "InferenceX": Tool(is_inferencex, read_inferencex),
+    "sglang.bench_serving": Tool(
+        has(one_of=("mean_e2e_latency_ms", "total_output_tokens_retokenized")), read_sglang_serving
+    ),
+    "sglang.bench_one_batch": Tool(has("prefill_latency", "batch_size", "input_len"), read_one_batch),
+    "sglang.bench_one_batch_server": Tool(has("batch_size", "input_len", "latency"), read_one_batch_server),
+    "InferenceX": Tool(has("tput_per_gpu", "conc"), read_inferencex),
     "aiperf or genai-perf": Tool(is_genai_perf, read_genai_perf),
-    "vllm bench latency": Tool(is_vllm_latency, read_vllm_latency),
-    "vllm bench throughput": Tool(is_vllm_throughput, read_vllm_throughput),
-    "vllm bench serve": Tool(is_vllm_serve, read_vllm_serve),
+    "vllm bench latency": Tool(has("avg_latency", "percentiles"), read_vllm_latency),
+    "vllm bench throughput": Tool(has("elapsed_time", "num_requests", "tokens_per_second"), read_vllm_throughput),
+    "vllm bench serve": Tool(has("completed", "output_throughput", one_of=SERVE_KEYS), read_vllm_serve),
 }
 """In the order in which they are tried: the loosest last."""
 
@@ -62,7 +67,7 @@ def read_bench(path: Path) -> BenchFile:
     Raises:
         ProfileError: when no run is left.
     """
-    text = read_text(path, WANTED)
+    text = read_text(path, WANTED, LONGEST_FILE, cut_off=True)
     runs, refused = [], []
     found = list(pieces(text))
     for piece in found:

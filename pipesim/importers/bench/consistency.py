@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from itertools import combinations
 
-from pipesim.importers.bench.record import BenchRun, RefusedError
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.record import BenchRun
 
 A_UNIT = math.sqrt(1000.0)
 """A ratio beyond this is nearer to 1000 than to 1."""
@@ -70,17 +71,14 @@ def _ratios(facts: Facts) -> list[tuple[str, float]]:
 def _broken(facts: Facts) -> bool:
     """Whether some figure is out by a unit."""
     first, step, gap, end = (facts.get(name) for name in LATENCIES)
-    if any(not _near(ratio, A_UNIT) for _, ratio in _ratios(facts)):
-        return True
-    if step and not LEAST_TPOT_S < step < MOST_TPOT_S:
-        return True
-    if first and step and first < LEAST_TTFT_IN_TPOT * step:
-        return True
-    if first and end and first > 1.5 * end:
-        return True
-    if gap and step and not _near(gap / step, A_UNIT):
-        return True
-    return _first_token_hides(facts)
+    signs = (
+        step and not LEAST_TPOT_S < step < MOST_TPOT_S,
+        first and step and first < LEAST_TTFT_IN_TPOT * step,
+        first and end and first > 1.5 * end,
+        gap and step and not _near(gap / step, A_UNIT),
+        any(not _near(ratio, A_UNIT) for _, ratio in _ratios(facts)),
+    )
+    return any(signs) or _first_token_hides(facts)
 
 
 def _first_token_hides(facts: Facts) -> bool:

@@ -3,10 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from pipesim.errors import ProfileError
 
 LONGEST_FILE = 512 * 2**20
 WANTED = "benchmark results in JSON or JSON lines"
@@ -30,33 +27,6 @@ class Broken(NamedTuple):
     where: str
     given: str
     wanted: str
-
-
-def read_text(path: Path, wanted: str) -> str:
-    """Returns a file's text, whatever its line ends and byte order mark.
-
-    Raises:
-        ProfileError: when it cannot be read, is too large, empty or binary.
-    """
-    try:
-        if path.stat().st_size > LONGEST_FILE:
-            given = f"{path.stat().st_size:,} bytes"
-            raise ProfileError(path, "", given, f"{wanted}, at most {LONGEST_FILE:,} bytes")
-        data = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(path, "", (error.strerror or "an unreadable file").lower(), wanted) from None
-    if not data.strip():
-        raise ProfileError(path, "", "an empty file", wanted)
-    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    try:
-        text = data.decode("utf-16" if wide else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        if error.end < len(data) - 3 or error.reason != "unexpected end of data":
-            raise ProfileError(path, "", f"a binary file (byte {error.start} is not text)", wanted) from None
-        text = data[: error.start].decode("utf-8-sig")
-    if "\0" in text:
-        raise ProfileError(path, "", f"a binary file (byte {text.index(chr(0))} is zero)", wanted)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def pieces(text: str) -> Iterator[Piece | Broken]:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipesim.deployment import KV_CACHE_DTYPES
-from pipesim.importers.bench.record import RefusedError, as_flag, as_number, shown
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.record import Fields, as_flag, as_number, as_table, shown
 
 PLAN_KEYS = {
     "tp": ("tp_size", "tensor_parallel_size", "tp", "tensor_parallel"),
@@ -24,8 +25,11 @@ COUNT_KEYS = {
 LEVERS = {"prefill_decode_interval": 0, "prefill_decode_interval_min_bs": 0, "prefill_schedule_interval": 1}
 """When prompts are launched, and the engines' defaults."""
 SHARE_KEYS = ("mem_fraction_static", "gpu_memory_utilization")
+EAGER_KEYS = ("disable_cuda_graph", "disable_decode_cuda_graph", "enforce_eager")
 UNSET = -1
 """An engine's number for "switched off" or "by default"."""
+USUAL_DRAFT_TOKENS = 3
+"""Draft tokens of a round where an accepted length is stated and the draft's is not."""
 
 
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,10 +46,8 @@ def plan_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RefusedError: for a degree that is no whole number above zero.
     """
-    plan: dict[str, Any] = {}
-    for name, keys in PLAN_KEYS.items():
-        if (degree := _count(arguments, keys)) is not None:
-            plan[name] = degree
+    degrees = {name: _count(arguments, keys) for name, keys in PLAN_KEYS.items()}
+    plan: dict[str, Any] = {name: degree for name, degree in degrees.items() if degree is not None}
     copies = _count(arguments, ("dp_size", "data_parallel_size", "dp"))
     attention_copies = _count(arguments, ("attn_dp_size",)) or 1
     shared = as_flag(arguments.get("enable_dp_attention", arguments.get("dp_attention")))
@@ -60,31 +62,22 @@ def plan_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that an engine's arguments state, under the names of `RunEngine`. Raises RefusedError."""
-    engine: dict[str, Any] = {}
-    for name, keys in COUNT_KEYS.items():
-        value = _count(arguments, keys, least=0 if name == "pp_async_batch_depth" else 1)
-        if value is not None:
-            engine[name] = value
+    engine: dict[str, Any] = {
+        name: _count(arguments, keys, least=0 if name == "pp_async_batch_depth" else 1)
+        for name, keys in COUNT_KEYS.items()
+    }
     levers: dict[str, tuple[float | None, float]]
     levers = {name: (_count(arguments, (name,), least=0), default) for name, default in LEVERS.items()}
     levers["schedule_conservativeness"] = as_number(arguments.get("schedule_conservativeness")), 1.0
-    engine |= {name: value for name, (value, default) in levers.items() if value not in {None, default}}
-    for name in SHARE_KEYS:
-        share = as_number(arguments.get(name))
-        if share is not None and 0.0 < share < 1.0:
-            engine[name] = share
-    if (stored := KV_CACHE_DTYPES.get(str(arguments.get("kv_cache_dtype")).removeprefix("torch."))) is not None:
-        engine["kv_cache_dtype"] = stored
-    if (captured := _captured(arguments)) is not None:
-        engine["cuda_graph"] = captured
-    if (ahead := as_flag(arguments.get("async_scheduling"))) is not None:
-        engine["async_scheduling"] = ahead
-    if as_flag(arguments.get("disable_custom_all_reduce")):
-        engine["allreduce"] = "nccl"
-    version = arguments.get("version")
-    if isinstance(version, str) and version:
-        engine["version"] = version
-    return engine
+    engine |= {name: value for name, (value, default) in levers.items() if value != default}
+    shares = {name: as_number(arguments.get(name)) for name in SHARE_KEYS}
+    engine |= {name: share for name, share in shares.items() if share is not None and 0.0 < share < 1.0}
+    engine["kv_cache_dtype"] = KV_CACHE_DTYPES.get(str(arguments.get("kv_cache_dtype")).removeprefix("torch."))
+    engine["cuda_graph"] = _captured(arguments)
+    engine["async_scheduling"] = as_flag(arguments.get("async_scheduling"))
+    engine["allreduce"] = "nccl" if as_flag(arguments.get("disable_custom_all_reduce")) else None
+    engine["version"] = Fields(arguments).text("version")
+    return {name: value for name, value in engine.items() if value is not None}
 
 
 def ignores_eos(value: object, depth: int = 6) -> bool | None:
@@ -107,12 +100,10 @@ def ignores_eos(value: object, depth: int = 6) -> bool | None:
 
 def _captured(arguments: Mapping[str, Any]) -> bool | None:
     """Returns whether decode replays CUDA graphs; None when nothing says so."""
-    config = arguments.get("cuda_graph_config")
-    decode = config.get("decode") if isinstance(config, dict) else None
-    if isinstance(decode, dict) and isinstance(decode.get("backend"), str):
-        return bool(decode["backend"] != "disabled")
-    switches = [as_flag(arguments.get(key)) for key in ("disable_cuda_graph", "disable_decode_cuda_graph")]
-    switches.append(as_flag(arguments.get("enforce_eager")))
+    backend = as_table(as_table(arguments.get("cuda_graph_config")).get("decode")).get("backend")
+    if isinstance(backend, str):
+        return backend != "disabled"
+    switches = [as_flag(arguments.get(key)) for key in EAGER_KEYS]
     known = [switch for switch in switches if switch is not None]
     return not any(known) if known else None
 
@@ -129,6 +120,12 @@ def _count(arguments: Mapping[str, Any], keys: tuple[str, ...], least: int = 1) 
             raise RefusedError(key, shown(value), f"a whole number of at least {least}")
         return int(number)
     return None
+
+
+def speculation_of(mean_length: float | None, drafts: object) -> dict[str, Any]:
+    """Returns the setting that a measured length states, of so many draft tokens or a usual number of them."""
+    acceptance = acceptance_of(mean_length or 0.0, int(as_number(drafts) or USUAL_DRAFT_TOKENS))
+    return {"speculative_acceptance": acceptance} if acceptance else {}
 
 
 def acceptance_of(mean_length: float, drafts: int) -> tuple[float, ...]:

@@ -7,16 +7,8 @@ The gaps that other tools call ITL are inter_chunk_latency (aiperf common/models
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipesim.importers.bench.record import (
-    BenchRun,
-    Fields,
-    RefusedError,
-    arrivals,
-    as_number,
-    shown,
-    spread_ratio,
-    tidy,
-)
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.record import BenchRun, Fields, arrivals, as_number, as_table, shown, spread_ratio, tidy
 
 METRICS = {
     "ttft_s": "time_to_first_token",
@@ -43,8 +35,7 @@ def read_genai_perf(document: Mapping[str, Any]) -> BenchRun:
     """Returns the run of one file. Raises RefusedError naming the metric."""
     document = _flat(document)
     measured = {name: value for name, key in METRICS.items() if (value := _metric(document, key))}
-    config = document.get("input_config")
-    config = config if isinstance(config, dict) else {}
+    config = as_table(document.get("input_config"))
     served = _served(document)
     lengths, estimated = _lengths(document)
     load, assumed = _load(config, measured, served)
@@ -71,18 +62,14 @@ def read_genai_perf(document: Mapping[str, Any]) -> BenchRun:
 
 def _flat(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns a document with its metrics at the top: the first versions of aiperf had them under `records`."""
-    records = document.get("records")
-    if not isinstance(records, dict):
-        return document
+    records = as_table(document.get("records"))
     first = {"time_to_first_token": records["ttft"]} if "ttft" in records else {}
     return {**document, **first, **records}
 
 
 def _metric(document: Mapping[str, Any], key: str, statistic: str = "avg") -> float | None:
     """Returns one statistic of a metric in SI units; None when it is not there, null or not finite."""
-    entry = document.get(key)
-    if not isinstance(entry, dict):
-        return None
+    entry = as_table(document.get(key))
     value = Fields(entry).number(statistic)
     unit = str(entry.get("unit", "")).strip().lower()
     if value is None:
@@ -105,8 +92,7 @@ def _served(document: Mapping[str, Any]) -> int | None:
     if served == 0:
         raise RefusedError("request_count", "0, a run in which no request was completed,", "at least 1")
     if served is None:
-        entry = document.get("request_latency")
-        served = as_number(entry.get("count")) if isinstance(entry, dict) else None
+        served = as_number(as_table(document.get("request_latency")).get("count"))
     return round(served) if served else None
 
 
@@ -155,21 +141,14 @@ def _phases(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for phase in phases if isinstance(phases, list) else []:
         if isinstance(phase, dict) and not phase.get("exclude_from_results") and "warmup" not in phase.values():
             yield phase
-    analyzer = config.get("perf_analyzer")
-    stimulus = analyzer.get("stimulus") if isinstance(analyzer, dict) else None
-    for table in (stimulus, config.get("loadgen"), config):
-        if isinstance(table, dict):
-            yield table
+    stimulus = as_table(config.get("perf_analyzer")).get("stimulus")
+    yield from filter(None, map(as_table, (stimulus, config.get("loadgen"), config)))
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[str]:
     """Yields the models that the configuration names, in every version's place."""
-    endpoint = config.get("endpoint")
-    places = [config.get("models"), config.get("model_names"), config.get("model_name"), config.get("model")]
-    places += (
-        [endpoint.get(key) for key in ("model_names", "model_name", "model")] if isinstance(endpoint, dict) else []
-    )
-    for place in places:
+    keys, endpoint = ("model_names", "model_name", "model"), as_table(config.get("endpoint"))
+    for place in [config.get("models"), *map(config.get, keys), *map(endpoint.get, keys)]:
         found = place.get("items") if isinstance(place, dict) else place
         for entry in found if isinstance(found, list) else [found]:
             name = entry.get("name") if isinstance(entry, dict) else entry

@@ -3,16 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pipesim.importers import RefusedError
 from pipesim.importers.bench.flags import plan_of
-from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, as_flag, shown, tidy
+from pipesim.importers.bench.record import BenchRun, Fields, as_flag, shown, tidy
 from pipesim.importers.bench.sglang import engine_name
 
 LATENCIES = {"ttft_s": "mean_ttft", "tpot_s": "mean_tpot", "itl_s": "mean_itl", "e2e_s": "mean_e2el"}
-
-
-def is_inferencex(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is an InferenceX aggregate."""
-    return {"tput_per_gpu", "conc"} <= document.keys()
 
 
 def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
@@ -23,31 +19,26 @@ def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
     """
     if as_flag(document.get("disagg")) or "prefill_tp" in document or "decode_tp" in document:
         key = "disagg" if as_flag(document.get("disagg")) else "prefill_tp"
-        raise RefusedError(
-            key, shown(document[key]), "one server that does prefill and decode; others are not simulated"
-        )
+        wanted = "one server that does prefill and decode; others are not simulated"
+        raise RefusedError(key, shown(document[key]), wanted)
     fields = Fields(document)
     name = engine_name(fields.text("framework"))
     if name is None and fields.text("framework"):
         given = shown(document["framework"])
         raise RefusedError("framework", given, "a run of SGLang or vLLM, the engines that are simulated")
     plan, notes = _plan(document), []
-    sizes = {key: fields.count(key) for key in ("conc", "isl", "osl")}
-    for key, value in sizes.items():
-        if not value:
-            raise RefusedError(key, shown(document.get(key)), "a whole number of at least 1")
+    users, prompt, answer = (fields.needed(key) for key in ("conc", "isl", "osl"))
     measured = fields.metrics(LATENCIES)
     gpus = plan.get("tp", 1) * plan.get("pp", 1) * (fields.count("pcp_size") or 1)
     rate = fields.number("output_tput_per_gpu")
     if rate is None and (total := fields.number("tput_per_gpu")):
-        rate = total * sizes["osl"] / (sizes["isl"] + sizes["osl"])  # type: ignore[operator]
+        rate = total * answer / (prompt + answer)
         notes.append("output tok/s is all tok/s × osl / (isl + osl)")
     if rate:
         measured["output_tokens_per_s"] = tidy(rate * gpus)
     speculation = (fields.text("spec_decoding") or "none").lower()
-    unjudged = (
-        "" if speculation in {"none", "off", "false"} else f"spec_decoding {speculation}, its acceptance not stated"
-    )
+    drafts = speculation not in {"none", "off", "false"}
+    unjudged = f"spec_decoding {speculation}, its acceptance not stated" if drafts else ""
     if (fields.count("pcp_size") or 1) > 1:
         unjudged = "prefill context parallelism, which is not simulated"
     if interactivity := fields.number("mean_intvty"):
@@ -55,12 +46,7 @@ def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
     return BenchRun(
         tool="InferenceX",
         measured=measured,
-        workload={
-            "concurrency": sizes["conc"],
-            "input_len": sizes["isl"],
-            "output_len": sizes["osl"],
-            "spacing": "0 s",
-        },
+        workload={"concurrency": users, "input_len": prompt, "output_len": answer, "spacing": "0 s"},
         plan=plan,
         engine={"name": name} if name else {},
         models=fields.texts("model", "infmax_model_prefix"),
@@ -68,7 +54,7 @@ def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
         notes=(*notes, *fields.notes),
         unjudged=unjudged,
         fields=LATENCIES | {"output_tokens_per_s": "output_tput_per_gpu", "in_flight": "conc"},
-        totals={"in_flight": float(sizes["conc"] or 1)},
+        totals={"in_flight": float(users)},
     )
 
 

@@ -3,22 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipesim.importers.bench.flags import acceptance_of
-from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, shown, tidy
-from pipesim.importers.bench.sglang import ENGINE, USUAL_DRAFT_TOKENS
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.flags import speculation_of
+from pipesim.importers.bench.record import BenchRun, Fields, shown, tidy
+from pipesim.importers.bench.sglang import ENGINE
 
+ONE_BATCH = {"ttft_s": "prefill_latency", "itl_s": "median_decode_latency", "e2e_s": "total_latency"}
 ONE_CHUNK_TOKENS = 8192
 """Prompt tokens that the server prefills at once by default on a GPU of 90 to 160 GiB (arg_groups/memory_hook.py)."""
-
-
-def is_one_batch(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a line of `bench_one_batch`."""
-    return {"prefill_latency", "batch_size", "input_len"} <= document.keys()
-
-
-def is_one_batch_server(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a line of `bench_one_batch_server`."""
-    return {"batch_size", "input_len", "latency"} <= document.keys()
 
 
 def read_one_batch(document: Mapping[str, Any]) -> BenchRun:
@@ -28,7 +20,7 @@ def read_one_batch(document: Mapping[str, Any]) -> BenchRun:
     """
     fields = Fields(document)
     load, batch, prompt, answer = _batch(fields)
-    measured = fields.metrics({"ttft_s": "prefill_latency", "itl_s": "median_decode_latency", "e2e_s": "total_latency"})
+    measured = fields.metrics(ONE_BATCH)
     total, prefill = measured.get("e2e_s"), measured.get("ttft_s")
     if total and prefill and answer > 1:
         if total <= prefill:
@@ -45,12 +37,7 @@ def read_one_batch(document: Mapping[str, Any]) -> BenchRun:
         workload=load,
         engine={"name": ENGINE},
         notes=tuple(notes),
-        fields={
-            "ttft_s": "prefill_latency",
-            "itl_s": "median_decode_latency",
-            "e2e_s": "total_latency",
-            "tpot_s": "total_latency",
-        },
+        fields=ONE_BATCH | {"tpot_s": "total_latency"},
         totals=_overall(fields, batch * (prompt + answer), "total_latency"),
     )
 
@@ -80,9 +67,7 @@ def read_one_batch_server(document: Mapping[str, Any]) -> BenchRun:
     hit = fields.number("cache_hit_rate")
     if hit and 0 < hit <= 1:
         load["prefix_cache_hit_rate"] = hit
-    engine: dict[str, Any] = {"name": ENGINE}
-    if acceptance := acceptance_of(fields.number("acc_length") or 0.0, USUAL_DRAFT_TOKENS):
-        engine["speculative_acceptance"] = acceptance
+    speculation = speculation_of(fields.number("acc_length"), None)
     if stopped := fields.count("num_early_stopped"):
         notes.append(f"{stopped} request(s) stopped early")
         load["ignore_eos"] = False
@@ -90,8 +75,8 @@ def read_one_batch_server(document: Mapping[str, Any]) -> BenchRun:
         tool="sglang.bench_one_batch_server",
         measured=measured,
         workload=load,
-        engine=engine,
-        assumed=("engine.speculative_acceptance",) * ("speculative_acceptance" in engine),
+        engine={"name": ENGINE} | speculation,
+        assumed=tuple(f"engine.{key}" for key in speculation),
         notes=tuple(notes),
         fields={"e2e_s": "latency", "ttft_s": "last_ttft", "tpot_s": "last_ttft"},
         totals=_overall(fields, batch * (prompt + answer), "latency"),
@@ -100,11 +85,7 @@ def read_one_batch_server(document: Mapping[str, Any]) -> BenchRun:
 
 def _batch(fields: Fields) -> tuple[dict[str, Any], int, int, int]:
     """Returns the workload of one batch that is sent at once, and its size, prompt and answer."""
-    sizes = {key: fields.count(key) for key in ("batch_size", "input_len", "output_len")}
-    for key, value in sizes.items():
-        if not value:
-            raise RefusedError(key, shown(fields.document.get(key)), "a whole number of at least 1")
-    batch, prompt, answer = (value or 0 for value in sizes.values())
+    batch, prompt, answer = (fields.needed(key) for key in ("batch_size", "input_len", "output_len"))
     load = {"concurrency": batch, "num_prompts": batch, "waves": 1, "input_len": prompt, "output_len": answer}
     return load | {"random_range_ratio": 0.0, "spacing": "0 s"}, batch, prompt, answer
 

@@ -5,16 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipesim.importers import RefusedError
+
 MILLISECOND = 1e-3
 LARGEST = 10**15
-
-
-class RefusedError(Exception):
-    """A part of a file that is no usable run: its key, what was given and what is wanted."""
-
-    def __init__(self, key: str, given: str, wanted: str) -> None:
-        super().__init__(key, given, wanted)
-        self.key, self.given, self.wanted = key, given, wanted
 
 
 @dataclass(frozen=True)
@@ -87,13 +81,28 @@ class Fields:
         """Returns the texts of those fields that have one."""
         return tuple(text for key in keys if (text := self.text(key)) is not None)
 
+    def needed(self, key: str, wanted: str = "a whole number of at least 1") -> int:
+        """Returns a field's whole number. Raises RefusedError when there is none, or it is zero."""
+        if not (number := self.count(key)):
+            raise RefusedError(key, shown(self.document.get(key)), wanted)
+        return number
+
     def completed(self, key: str) -> int:
         """Returns how many requests were served. Raises RefusedError when there is none."""
-        served = self.count(key)
-        if not served:
-            given = "nothing" if served is None else "0, a run in which no request was completed,"
+        if self.count(key) == 0:
+            given = "0, a run in which no request was completed,"
             raise RefusedError(key, given, "the number of completed requests, at least 1")
-        return served
+        return self.needed(key, "the number of completed requests, at least 1")
+
+    def mean_lengths(self, served: int) -> dict[str, Any]:
+        """Returns mean prompt and answer of so many requests. Raises RefusedError for a total that is missing."""
+        totals = {"input_len": "total_input_tokens", "output_len": "total_output_tokens"}
+        wanted = "the tokens of all completed requests, at least 1"
+        return {key: max(1, round(self.needed(total, wanted) / served)) for key, total in totals.items()}
+
+    def numbers(self, keys: Mapping[str, str]) -> dict[str, float]:
+        """Returns name → value of those of `keys` (name → field) that are there. Raises RefusedError."""
+        return {name: value for name, key in keys.items() if (value := self.number(key)) is not None}
 
     def metrics(self, keys: Mapping[str, str], scale: float = 1.0) -> dict[str, float]:
         """Returns metric → value × `scale` of those of `keys` (metric → field) that are there and above zero.
@@ -101,15 +110,10 @@ class Fields:
         Raises:
             RefusedError: for a negative one.
         """
-        found = {}
-        for metric, key in keys.items():
-            value = self.number(key)
-            if value is None or value == 0:
-                continue
-            if value < 0:
-                raise RefusedError(key, shown(self.document[key]), "a number above 0")
-            found[metric] = tidy(value * scale)
-        return found
+        found = self.numbers(keys)
+        if wrong := [keys[name] for name, value in found.items() if value < 0]:
+            raise RefusedError(wrong[0], shown(self.document[wrong[0]]), "a number above 0")
+        return {name: tidy(value * scale) for name, value in found.items() if value}
 
     def lengths(self, key: str) -> list[float]:
         """Returns the numbers above zero of a list; empty when there is no such list."""
@@ -137,6 +141,11 @@ def as_flag(value: object) -> bool | None:
     """Returns a truth value, or a word or number for one, as a bool; None for anything else."""
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     return words.get(str(value).lower())
+
+
+def as_table(value: object) -> dict[str, Any]:
+    """Returns a JSON object as it is, and an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def shown(value: object) -> str:

@@ -6,14 +6,15 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from pipesim.deployment import EngineName
-from pipesim.importers.bench.flags import acceptance_of, engine_of, plain, plan_of
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.flags import engine_of, plain, plan_of, speculation_of
 from pipesim.importers.bench.record import (
     MILLISECOND,
     BenchRun,
     Fields,
-    RefusedError,
     arrivals,
     as_number,
+    as_table,
     shown,
     spread_ratio,
 )
@@ -28,13 +29,6 @@ LATENCIES = {
 }
 RATES = {"output_tokens_per_s": "output_throughput", "request_throughput_per_s": "request_throughput"}
 TOTALS = {"duration_s": "duration", "output_tokens": "total_output_tokens", "in_flight": "concurrency"}
-USUAL_DRAFT_TOKENS = 3
-"""Draft tokens of a round where an accepted length is stated and the draft's is not."""
-
-
-def is_sglang_serving(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a line of this tool."""
-    return "mean_e2e_latency_ms" in document or "total_output_tokens_retokenized" in document
 
 
 def read_sglang_serving(document: Mapping[str, Any]) -> BenchRun:
@@ -51,19 +45,18 @@ def read_sglang_serving(document: Mapping[str, Any]) -> BenchRun:
         measured["kv_capacity_tokens"] = kv_capacity(size, plan_of(arguments))
     workload, estimated = _lengths(fields, served)
     load, arrivals_assumed = _arrivals(fields, served)
-    engine, engine_assumed = _engine(document, arguments, fields)
+    speculation = speculation_of(fields.number("accept_length"), arguments.get("speculative_num_steps"))
     return BenchRun(
         tool=TOOL,
         measured=measured,
         workload={**load, "num_prompts": served, **workload},
         plan=plan_of(arguments),
-        engine=engine,
+        engine=_engine(arguments, fields) | speculation,
         models=Fields(arguments).texts("served_model_name", "model_path"),
-        assumed=(*estimated, *arrivals_assumed, *engine_assumed),
+        assumed=(*estimated, *arrivals_assumed, *(f"engine.{key}" for key in speculation)),
         notes=tuple(fields.notes),
         fields=LATENCIES | RATES | TOTALS | {"completed": "completed"},
-        totals={name: value for name, key in TOTALS.items() if (value := fields.number(key)) is not None}
-        | {"completed": float(served)},
+        totals=fields.numbers(TOTALS) | {"completed": float(served)},
     )
 
 
@@ -77,13 +70,11 @@ def server_arguments(server_info: object) -> dict[str, Any]:
             server_info = json.loads(server_info)
         except ValueError:
             return {}
-    if not isinstance(server_info, dict):
-        return {}
-    decode = server_info.get("decode")
-    if isinstance(decode, list) and decode and isinstance(decode[0], dict):
-        server_info = decode[0]
-    nested = server_info.get("server_args")
-    return plain(nested if isinstance(nested, dict) else {}) | plain(server_info)
+    told = as_table(server_info)
+    decode = told.get("decode")
+    if isinstance(decode, list) and decode:
+        told = as_table(decode[0]) or told
+    return plain(as_table(told.get("server_args"))) | plain(told)
 
 
 def kv_capacity(tokens_per_rank: float, plan: Mapping[str, Any]) -> float:
@@ -97,30 +88,17 @@ def engine_name(backend: str | None) -> str | None:
     return next((name for name in ("sglang", "vllm") if name in words), None)
 
 
-def _engine(
-    document: Mapping[str, Any], arguments: Mapping[str, Any], fields: Fields
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _engine(arguments: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     backend = fields.text("backend")
     name = engine_name(backend)
-    engine = engine_of(arguments)
-    if name is not None:
-        engine = {"name": name, **engine}
-    elif backend is not None:
+    if name is None and backend is not None:
         raise RefusedError("backend", shown(backend), "a run of SGLang or vLLM, the engines that are simulated")
-    accepted = fields.number("accept_length")
-    drafts = as_number(arguments.get("speculative_num_steps")) or USUAL_DRAFT_TOKENS
-    if accepted is not None and (acceptance := acceptance_of(accepted, int(drafts))):
-        engine["speculative_acceptance"] = acceptance
-        return engine, ("engine.speculative_acceptance",)
-    return engine, ()
+    return ({"name": name} if name else {}) | engine_of(arguments)
 
 
 def _arrivals(fields: Fields, served: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    rate, most, in_flight = (
-        fields.document.get("request_rate"),
-        fields.count("max_concurrency"),
-        fields.number("concurrency"),
-    )
+    rate = fields.document.get("request_rate")
+    most, in_flight = fields.count("max_concurrency"), fields.number("concurrency")
     if rate == "trace":
         per_second = fields.number("request_throughput")
         return arrivals(per_second, most, served, in_flight), ("workload.request_rate",)
@@ -136,14 +114,7 @@ def _lengths(fields: Fields, served: int) -> tuple[dict[str, Any], tuple[str, ..
     `compute_random_lens`): about its mean that is our ratio (1−r)/(1+r). Other data sets' spread is that of the
     lists of lengths, if they are there.
     """
-    totals = fields.count("total_input_tokens"), fields.count("total_output_tokens")
-    if not totals[0] or not totals[1]:
-        key = "total_output_tokens" if totals[0] else "total_input_tokens"
-        raise RefusedError(key, shown(fields.document.get(key)), "the tokens of all completed requests, at least 1")
-    load: dict[str, Any] = {
-        "input_len": max(1, round(totals[0] / served)),
-        "output_len": max(1, round(totals[1] / served)),
-    }
+    load = fields.mean_lengths(served)
     dataset = fields.text("dataset_name") or ""
     ratio = fields.number("random_range_ratio")
     if dataset.startswith("random") and ratio is not None and 0.0 <= ratio <= 1.0:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pipesim.importers import RefusedError
 from pipesim.importers.bench.flags import engine_of, plain, plan_of
-from pipesim.importers.bench.record import MILLISECOND, BenchRun, Fields, RefusedError, arrivals, as_number, shown
+from pipesim.importers.bench.record import MILLISECOND, BenchRun, Fields, arrivals, as_number, shown
 from pipesim.importers.bench.sglang import engine_name, with_spread
 
 LATENCIES = {"ttft_s": "mean_ttft_ms", "tpot_s": "mean_tpot_ms", "itl_s": "mean_itl_ms", "e2e_s": "mean_e2el_ms"}
@@ -14,24 +15,6 @@ LATENCY_DEFAULTS = {"concurrency": 8, "input_len": 32, "output_len": 128}
 """What `vllm bench latency` does unless told otherwise, and does not write down (benchmarks/latency.py)."""
 THROUGHPUT_LENGTHS = (1024, 128)
 """Default lengths of the random data set (benchmarks/datasets `RandomDataset`)."""
-
-
-def is_vllm_serve(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is of `vllm bench serve`, or of the older benchmark_serving.py."""
-    return {"completed", "output_throughput"} <= document.keys() and bool(
-        {"model_id", "tokenizer_id", "request_goodput", "request_goodput:", "total_token_throughput", "mean_ttft_ms"}
-        & document.keys()
-    )
-
-
-def is_vllm_latency(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is of `vllm bench latency`."""
-    return {"avg_latency", "percentiles"} <= document.keys()
-
-
-def is_vllm_throughput(document: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is of `vllm bench throughput`."""
-    return {"elapsed_time", "num_requests", "tokens_per_second"} <= document.keys()
 
 
 def read_vllm_serve(document: Mapping[str, Any]) -> BenchRun:
@@ -44,16 +27,12 @@ def read_vllm_serve(document: Mapping[str, Any]) -> BenchRun:
     served = fields.completed("completed")
     arguments = plain(document)
     name = engine_name(str(arguments.get("engine") or arguments.get("framework") or ""))
-    lengths: dict[str, Any] = {}
-    for key, total in (("input_len", "total_input_tokens"), ("output_len", "total_output_tokens")):
-        tokens = fields.count(total)
-        if not tokens:
-            raise RefusedError(total, shown(document.get(total)), "the tokens of all completed requests, at least 1")
-        lengths[key] = max(1, round(tokens / served))
     ratio = fields.number("random_range_ratio")
-    lengths, estimated = (
-        ({**lengths, "random_range_ratio": ratio}, ()) if ratio is not None else with_spread(lengths, fields)
-    )
+    lengths, estimated = fields.mean_lengths(served), tuple[str, ...]()
+    if ratio is not None:
+        lengths["random_range_ratio"] = ratio
+    else:
+        lengths, estimated = with_spread(lengths, fields)
     rate = document.get("request_rate")
     if rate is not None and as_number(rate) is None:
         raise RefusedError("request_rate", shown(rate), 'requests per second or "inf"')
@@ -72,11 +51,10 @@ def read_vllm_serve(document: Mapping[str, Any]) -> BenchRun:
         engine={"name": name or "vllm", **engine},
         models=fields.texts("model_id", "tokenizer_id"),
         date=fields.text("date"),
-        assumed=(("engine.name",) * (name is None)) + tuple(estimated),
+        assumed=(("engine.name",) * (name is None)) + estimated,
         notes=tuple(fields.notes),
         fields=LATENCIES | RATES | TOTALS | {"completed": "completed"},
-        totals={key: value for key, total in TOTALS.items() if (value := fields.number(total)) is not None}
-        | {"completed": float(served)},
+        totals=fields.numbers(TOTALS) | {"completed": float(served)},
     )
 
 
@@ -115,9 +93,7 @@ def read_vllm_throughput(document: Mapping[str, Any]) -> BenchRun:
     """
     fields = Fields(document)
     served = fields.completed("num_requests")
-    tokens = fields.count("total_num_tokens")
-    if not tokens:
-        raise RefusedError("total_num_tokens", shown(document.get("total_num_tokens")), "input and output tokens")
+    tokens = fields.needed("total_num_tokens", "input and output tokens")
     measured = fields.metrics({"request_throughput_per_s": "requests_per_second"})
     seconds = fields.number("elapsed_time")
     if not measured and seconds:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipesim.errors import ProfileError
+from pipesim.files import read_text
+from pipesim.importers import RefusedError
 from pipesim.importers.bench import TOOLS
-from pipesim.importers.bench.documents import Piece, pieces, read_text
+from pipesim.importers.bench.documents import LONGEST_FILE, Piece, pieces
 from pipesim.importers.bench.kinds import look_of_object, look_of_text
-from pipesim.importers.bench.record import BenchRun, RefusedError
+from pipesim.importers.bench.record import BenchRun
 from pipesim.importers.server_log.lines import Line, lines
 from pipesim.importers.server_log.sglang import is_sglang_line, read_sglang_log
 from pipesim.importers.server_log.vllm import is_vllm_line, read_vllm_log
@@ -41,7 +43,7 @@ def read_server_log(path: Path, pp: int | None = None) -> LogFile:
     Raises:
         ProfileError: when it is no such log, or no line of a server at work is left.
     """
-    text = read_text(path, WANTED)
+    text = read_text(path, WANTED, LONGEST_FILE, cut_off=True)
     log = list(lines(text))
     found = [(sum(map(kind.recognises, log)), kind) for kind in LOGS]
     most, kind = max(found, key=lambda pair: pair[0])
@@ -50,7 +52,7 @@ def read_server_log(path: Path, pp: int | None = None) -> LogFile:
     try:
         run, broken = kind.read(log, pp)
     except RefusedError as refusal:
-        raise ProfileError(path, refusal.key, refusal.given, refusal.wanted) from None
+        raise ProfileError(path, *refusal.args) from None
     return LogFile(run, tuple(ProfileError(path, f"line {n}", fault, "a whole line") for n, fault in broken))
 
 

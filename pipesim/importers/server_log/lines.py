@@ -1,7 +1,7 @@
 """Lines of a server's log: time, ranks and text, whatever stands before them, and the arguments that it prints."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -46,6 +46,17 @@ def arguments(text: str) -> dict[str, Any]:
     for name, value in ARGUMENT.findall(text):
         found.setdefault(name, words.get(value, value.strip("'\"")) if value in words else value.strip("'\""))
     return found
+
+
+def degrees_of(log: Sequence[Line], kinds: Sequence[str]) -> dict[str, int]:
+    """Returns how many ranks of each kind a log names, of those kinds that have several."""
+    seen = {kind: max(line.ranks.get(kind, 0) for line in log) + 1 for kind in kinds}
+    return {kind.lower(): ranks for kind, ranks in seen.items() if ranks > 1}
+
+
+def kv_note(tokens: int) -> str:
+    """Returns what a person is told of a KV cache; 0 stands for a size that was not printed."""
+    return f"KV cache {tokens:,} tokens" if tokens else "KV cache size not printed"
 
 
 def _seconds(row: str) -> float | None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from pipesim.importers.bench.flags import acceptance_of, engine_of, plan_of
-from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, as_number, tidy
-from pipesim.importers.bench.sglang import USUAL_DRAFT_TOKENS, kv_capacity
-from pipesim.importers.server_log.lines import Line, arguments
+from pipesim.importers import RefusedError
+from pipesim.importers.bench.flags import engine_of, plan_of, speculation_of
+from pipesim.importers.bench.record import BenchRun, Fields, tidy
+from pipesim.importers.bench.sglang import kv_capacity
+from pipesim.importers.server_log.lines import Line, arguments, degrees_of, kv_note
 from pipesim.importers.server_log.steady import Sample, generated, mean_rate, steady
 
 BATCH = re.compile(r"\b(Decode|Prefill) batch\b(?: ?\[\d+\])?[.,]?")
@@ -83,13 +84,15 @@ def read_sglang_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list
         raise RefusedError("", given, "at least 2 lines of `Decode batch, … gen throughput (token/s): …` without idle")
     given_arguments, kv_tokens, graphs_off = _printed(log)
     plan = _plan(log, given_arguments)
-    engine, assumed = _engine(given_arguments, ranks.values(), graphs_off)
+    engine = _engine(given_arguments, ranks.values(), graphs_off)
+    accepted = [length for rank in ranks.values() for length in rank.accepted]
+    speculation = speculation_of(fmean(accepted or [0.0]), given_arguments.get("speculative_num_steps"))
     slots = (pp or plan.get("pp", 1)) + engine.get("pp_async_batch_depth", 0)
     workload = _workload(working.values(), slots)
     counted = sum(len(rank.steady) for rank in working.values())
     running = round(fmean(rank.usual("running") for rank in working.values()))
     notes = [
-        f"KV cache {kv_tokens:,} tokens" if kv_tokens else "KV cache size not printed",
+        kv_note(kv_tokens),
         f"{running} requests running" + f" in each of {slots} slots" * (slots > 1),
         f"{counted} of {total} decode lines counted, {1 - counted / total:.0%} dropped (first after idle)",
     ]
@@ -105,9 +108,9 @@ def read_sglang_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list
         measured=measured,
         workload=workload,
         plan=plan,
-        engine=engine,
+        engine=engine | speculation,
         models=Fields(given_arguments).texts("served_model_name", "model_path"),
-        assumed=(*(f"workload.{key}" for key in workload), *assumed),
+        assumed=(*(f"workload.{key}" for key in workload), *(f"engine.{key}" for key in speculation)),
         notes=tuple(notes),
     )
     return run, broken
@@ -178,33 +181,23 @@ def _printed(log: Sequence[Line]) -> tuple[dict[str, Any], int, bool]:
 
 def _plan(log: Sequence[Line], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the split: of the arguments, or else of the ranks that any line names."""
-    plan = plan_of(given)
-    seen = {kind: max(line.ranks.get(kind, 0) for line in log) + 1 for kind in ("TP", "PP", "EP", "DP")}
-    for kind in ("TP", "PP", "EP"):
-        if seen[kind] > 1:
-            plan.setdefault(kind.lower(), seen[kind])
-    if seen["DP"] > 1 and not {"replicas", "dp_attention"} & plan.keys():
+    plan = degrees_of(log, ("TP", "PP", "EP")) | plan_of(given)
+    ranks = degrees_of(log, ("DP",)).get("dp", 1)
+    if ranks > 1 and not {"replicas", "dp_attention"} & plan.keys():
         shared = any(line.ranks.get("DP", 0) and line.ranks.get("TP", 0) for line in log)
-        plan |= {"dp_attention": True} if shared else {"replicas": seen["DP"]}
+        plan |= {"dp_attention": True} if shared else {"replicas": ranks}
     return plan
 
 
-def _engine(
-    given: Mapping[str, Any], ranks: Iterable[Rank], graphs_off: bool
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the engine's settings, and those that are estimates."""
+def _engine(given: Mapping[str, Any], ranks: Iterable[Rank], graphs_off: bool) -> dict[str, Any]:
+    """Returns the settings that the engine's arguments state, and whether decode lines say that graphs are replayed."""
     engine = {"name": "sglang", **engine_of(given)}
     captured = [flag for rank in ranks for flag in rank.captured]
     if captured:
         engine["cuda_graph"] = sum(captured) * 2 > len(captured)
     elif graphs_off:
         engine["cuda_graph"] = False
-    accepted = [length for rank in ranks for length in rank.accepted]
-    drafts = int(as_number(given.get("speculative_num_steps")) or USUAL_DRAFT_TOKENS)
-    if accepted and (acceptance := acceptance_of(fmean(accepted), drafts)):
-        engine["speculative_acceptance"] = acceptance
-        return engine, ("engine.speculative_acceptance",)
-    return engine, ()
+    return engine
 
 
 def _workload(ranks: Collection[Rank], slots: int) -> dict[str, Any]:

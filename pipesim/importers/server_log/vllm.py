@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from pipesim.importers import RefusedError
 from pipesim.importers.bench.flags import engine_of, plain, plan_of
-from pipesim.importers.bench.record import BenchRun, Fields, RefusedError, tidy
-from pipesim.importers.server_log.lines import Line, arguments
+from pipesim.importers.bench.record import BenchRun, Fields, tidy
+from pipesim.importers.server_log.lines import Line, arguments, degrees_of, kv_note
 from pipesim.importers.server_log.steady import Sample, mean_rate, steady
 
 RATES = re.compile(
@@ -71,7 +72,7 @@ def read_vllm_log(log: Sequence[Line], pp: int | None) -> tuple[BenchRun, list[t
         "output_len": USUAL_OUTPUT_LEN,
     }
     notes = [
-        f"KV cache {kv_tokens:,} tokens" if kv_tokens else "KV cache size not printed",
+        kv_note(kv_tokens),
         f"{running} requests running in the server",
         f"{len(counted)} of {total} lines counted, {1 - len(counted) / total:.0%} dropped (idle or just after)",
     ]
@@ -101,9 +102,8 @@ def _cores_of(log: Sequence[Line]) -> tuple[list[EngineCore], list[tuple[int, st
             continue
         core = cores.setdefault(int(found[1] or 0), EngineCore())
         last = core.samples[-1] if core.samples else None
-        silence = 0.0
-        if last and last.seconds is not None and line.seconds is not None:
-            silence = line.seconds - last.seconds
+        before = last.seconds if last else None
+        silence = line.seconds - before if line.seconds is not None and before is not None else 0.0
         idle = last is not None and not last.running
         core.samples.append(Sample(float(found[3]), int(found[4]), int(found[5] or 0), line.seconds, silence, idle))
         core.prompt_rates.append(float(found[2]))
@@ -123,11 +123,7 @@ def _printed(log: Sequence[Line]) -> tuple[int, tuple[str, ...], dict[str, Any],
             sizes.append(int(blocks[1]) * BLOCK_TOKENS)
         if version is None and (found := VERSION.search(line.text)):
             version = found[1]
-    plan = plan_of(given)
-    for kind in ("TP", "PP"):
-        degree = max(line.ranks.get(kind, 0) for line in log) + 1
-        if degree > 1:
-            plan.setdefault(kind.lower(), degree)
+    plan = degrees_of(log, ("TP", "PP")) | plan_of(given)
     engine = {"name": "vllm", **engine_of({key: value for key, value in given.items() if key != "version"})}
     if version:
         engine["version"] = version
