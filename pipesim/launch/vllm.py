@@ -9,7 +9,7 @@ from typing import Any
 from pipesim.deployment import Deployment
 from pipesim.engines.vllm_memory import kv_capacity_tokens
 from pipesim.launch import common
-from pipesim.launch.base import Dialect, Launch, Reading, json_object, partition, sets, truth
+from pipesim.launch.base import Dialect, Launch, Reading, json_object, partition, sets, truth, whole
 
 PARTITION_VARIABLE = "VLLM_PP_LAYER_PARTITION"
 DEFAULT_PORT = 8000
