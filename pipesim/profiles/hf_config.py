@@ -10,13 +10,13 @@ from pipesim.errors import ProfileError
 from pipesim.files import read_text
 from pipesim.profiles.architectures import (
     ARCHITECTURES,
+    DECODERS,
     FLAT_MULTIMODAL,
     GROUPED_DENSE,
     LATENT,
     MODEL_TYPES,
     NESTED_DEFAULTS,
-    PRICED_OTHERWISE,
-    TIED_BY_DEFAULT,
+    Decoder,
     foreign_layers,
 )
 from pipesim.profiles.quantisation import Modules, read_quantisation
@@ -31,17 +31,6 @@ PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 """Every so many layers one attends to everything; in words, "LLLG" (EXAONE 4)."""
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 DENSE_LAYERS_FIRST = ("first_k_dense_replace", "moe_layer_start_index", "moe_layer_num_skipped")
-
-MODULE_NAMES = {
-    "GptOssForCausalLM": ("mlp", "gate_proj", "router", "shared_experts"),
-    "HunYuanMoEV1ForCausalLM": ("mlp", "gate_proj", "gate", "shared_mlp"),
-    "Llama4ForCausalLM": ("feed_forward", "gate_proj", "router", "shared_expert"),
-    "MiniMaxM2ForCausalLM": ("block_sparse_moe", "w1", "gate", "shared_experts"),
-    "MixtralForCausalLM": ("block_sparse_moe", "w1", "gate", "shared_experts"),
-    "PhiMoEForCausalLM": ("block_sparse_moe", "w1", "gate", "shared_experts"),
-    "Qwen2MoeForCausalLM": ("mlp", "gate_proj", "gate", "shared_expert"),
-}
-"""HF names of a layer's experts, of their first matrix, of the router and of the shared expert, if not DeepSeek's."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +125,11 @@ class _Reader:
     config: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def decoder(self) -> Decoder:
+        """What is known of the architecture."""
+        return DECODERS[self.architecture]
+
     def profile(self, name: str, hf_id: str, whole: Mapping[str, Any]) -> ImportedModel:
         moe = self._experts() if self.architecture not in GROUPED_DENSE else None
         layers = self.whole("num_hidden_layers")
@@ -151,7 +145,7 @@ class _Reader:
             "hidden_size": self.whole("hidden_size"),
             "vocab_size": self.whole("vocab_size"),
             "max_positions": self.whole("max_position_embeddings", "model_max_length", "max_seq_len"),
-            "tied_embeddings": bool(self.config.get("tie_word_embeddings", self.architecture in TIED_BY_DEFAULT)),
+            "tied_embeddings": bool(self.config.get("tie_word_embeddings", self.decoder.tied)),
             "vision_tower": f"{self._vision_bytes(whole)} B",
             **self._vision_shape(whole),
             "source": "config",
@@ -171,8 +165,8 @@ class _Reader:
         document["sources"] = {"config": {"basis": "datasheet", "text": f"config.json of {hf_id}"}}
         if moe is not None:
             document["sources"]["routing"] = {"basis": "fitted", "text": ROUTING_TEXT}
-        if self.architecture in PRICED_OTHERWISE:
-            self.notes.append(PRICED_OTHERWISE[self.architecture])
+        if self.decoder.note:
+            self.notes.append(self.decoder.note)
         if self.config.get("num_nextn_predict_layers") or self.config.get("num_mtp_modules"):
             self.notes.append("multi-token prediction layers are left out: engines load them for speculation only")
         return ImportedModel(document, tuple(self.notes))
@@ -241,8 +235,7 @@ class _Reader:
         key = next((key for key in PATTERNS if self.config.get(key) is not None), PATTERNS[0])
         text = self.config.get(key)
         pattern = len(text) if isinstance(text, str) else self.whole(key, default=0, least=0)
-        alternating = {"GptOssForCausalLM": 2, "Gemma2ForCausalLM": 2, "Gemma3ForCausalLM": 6, "Cohere2ForCausalLM": 4}
-        return {"sliding_window": window, "full_attention_every": pattern or alternating.get(self.architecture, 0)}
+        return {"sliding_window": window, "full_attention_every": pattern or self.decoder.full_attention_every}
 
     def _experts(self) -> dict[str, Any] | None:
         experts = self.whole(
@@ -292,7 +285,7 @@ class _Reader:
     def _modules(self, moe: Mapping[str, Any] | None, layers: int) -> Modules:
         """Returns names of the modules of each kind, in the words of HF modelling code."""
         dense = layers if moe is None else min(layers, moe["dense_layers_first"])
-        own, up, router, shared = MODULE_NAMES.get(self.architecture, ("mlp", "gate_proj", "gate", "shared_experts"))
+        own, up, router, shared = self.decoder.modules
 
         def named(first: int, text: str) -> tuple[str, ...]:
             return tuple(f"model.layers.{index}.{text}" for index in range(first, layers))
