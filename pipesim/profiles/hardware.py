@@ -95,13 +95,11 @@ class CollectiveCurve(Frozen):
     """Standard error of the logarithm of each fitted constant: "latency_0", "bandwidth_0", "latency_1" …"""
     source: str
 
-    def scaled(self, latency: float, bandwidth: float) -> Self:
-        """Returns the curve with its latencies and bandwidths times factors."""
-        lines = (
-            Line.model_construct(latency=line.latency * latency, bandwidth=line.bandwidth * bandwidth)
-            for line in self.lines
-        )
-        return self.model_copy(update={"lines": tuple(lines)})
+    def scaled(self, latency: float = 1.0, bandwidth: float = 1.0) -> Self:
+        """Returns the curve with factors on the latencies and on the bandwidths of its lines."""
+        lines = ((line.latency * latency, line.bandwidth * bandwidth) for line in self.lines)
+        scaled = tuple(Line.model_construct(latency=start, bandwidth=rate) for start, rate in lines)
+        return self.model_copy(update={"lines": scaled})
 
 
 class AllReduceRange(Frozen):
@@ -278,25 +276,16 @@ class HardwareProfile(Frozen):
 
     @model_validator(mode="after")
     def _check_references(self) -> Self:
-        parts: list[tuple[str, str]] = [
-            ("gpu", self.gpu.source),
-            ("peer_links", self.peer_links.source),
-            ("topology", self.topology.source),
-            ("memory_reserve", self.memory_reserve.source),
-            ("host", self.host.source),
-        ]
-        parts += [(f"host.front_end.{name}", entry.source) for name, entry in self.host.front_end.items()]
-        parts += [(f"efficiency.{name}", entry.source) for name, entry in self.efficiency.items()]
-        parts += [(f"collectives[{i}]", entry.source) for i, entry in enumerate(self.collectives)]
-        if self.network:
-            parts.append(("network", self.network.source))
-        if self.all_reduce_range:
-            parts.append(("all_reduce_range", self.all_reduce_range.source))
+        names = ("gpu", "peer_links", "topology", "memory_reserve", "host", "network", "all_reduce_range")
+        parts = {name: part for name in names if (part := getattr(self, name)) is not None}
+        parts |= {f"host.front_end.{name}": entry for name, entry in self.host.front_end.items()}
+        parts |= {f"efficiency.{name}": entry for name, entry in self.efficiency.items()}
+        parts |= {f"collectives[{i}]": entry for i, entry in enumerate(self.collectives)}
         if self.uncertainty.source:
-            parts.append(("uncertainty", self.uncertainty.source))
-        for part, source in parts:
-            if source not in self.sources:
-                raise ValueError(f'{part}.source names "{source}"; one of {sorted(self.sources)} is wanted')
+            parts["uncertainty"] = self.uncertainty
+        for name, part in parts.items():
+            if part.source not in self.sources:
+                raise ValueError(f'{name}.source names "{part.source}"; one of {sorted(self.sources)} is wanted')
         for name, entry in self.efficiency.items():
             if entry.rate not in self.gpu.tensor_rate:
                 raise ValueError(
@@ -346,7 +335,7 @@ class HardwareProfile(Frozen):
         links = self.peer_links
         names = ("same_group_bandwidth", "cross_group_bandwidth", "staged_bandwidth")
         faster = links.model_copy(update={name: getattr(links, name) * factor for name in names})
-        curves = tuple(curve.scaled(1.0, factor) for curve in self.collectives)
+        curves = tuple(curve.scaled(bandwidth=factor) for curve in self.collectives)
         uplinks = tuple(s.model_copy(update={"uplink": s.uplink * factor}) for s in self.topology.switches)
         topology = self.topology.model_copy(update={"switches": uplinks})
         return self.model_copy(update={"peer_links": faster, "collectives": curves, "topology": topology})

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from pipesim.errors import UsageError
 from pipesim.profiles.base import Source
-from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, Line
+from pipesim.profiles.hardware import HardwareProfile
 from pipesim.units import parse_quantity
 
 WHAT_IF = "what-if"
@@ -39,7 +39,9 @@ def with_link(box: Box, bandwidth: str | None, latency: str | None) -> Box:
             "name": f"{box.name}-with-{said.replace(' and ', '-').replace(' ', '')}",
             "description": f"{box.description}; what if its links were {said}",
             "peer_links": links,
-            "collectives": tuple(_started(curve, longer) for curve in scaled.collectives),
+            "collectives": tuple(
+                curve.scaled(latency=longer).model_copy(update={"source": WHAT_IF}) for curve in scaled.collectives
+            ),
             "sources": {**box.sources, WHAT_IF: source},
         }
     )
@@ -52,9 +54,3 @@ def _ratio(name: str, given: str | None, unit: str, now: float) -> float:
     if not value:
         raise UsageError(name, given, "a quantity above 0")
     return value / now
-
-
-def _started(curve: CollectiveCurve, longer: float) -> CollectiveCurve:
-    """Returns a curve whose lines start `longer` times as late, and whose source is the what-if."""
-    lines = tuple(Line.model_construct(latency=line.latency * longer, bandwidth=line.bandwidth) for line in curve.lines)
-    return curve.model_copy(update={"lines": lines, "source": WHAT_IF})
