@@ -28,7 +28,7 @@ from pipesim.results import Calibration, Explanation, Plans, Prediction, Sweep, 
 from pipesim.simulation import Detail
 from pipesim.sweeping.run import sweep_rows
 
-DEFAULT_SEEDS = 3
+DEFAULT_SEEDS = 5
 
 Name = str | PathLike[str]
 Model = Name | ModelProfile

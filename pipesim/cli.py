@@ -48,7 +48,7 @@ from pipesim.reasons import datasheet_constants
 from pipesim.records import RequestRecords
 from pipesim.simulation import Detail
 
-DEFAULT_SEEDS, VALIDATION_SEEDS = 3, 20
+DEFAULT_SEEDS, VALIDATION_SEEDS = 5, 20
 
 app = typer.Typer(
     help="Which parallelism split should serve this language model on these GPUs, and why?",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipesim.engines.base import LoopShape
-from pipesim.passes import PassPrice, PriceBatch
+from pipesim.passes import NO_FRONT_END, FrontEndPrice, PassPrice, PriceBatch
 from pipesim.units import to_seconds
 from pipesim.workload import Batch, Workload
 
@@ -22,6 +22,8 @@ class SteadyState:
     bubble_fraction: float
     prefill_time_s: float
     """Time from one prefill launch of a slot to its next."""
+    front_end_s: float
+    """What the front end adds to a request where nothing queues in it, up to its client's next one."""
     micro_batches: int
     requests_per_micro_batch: int
 
@@ -81,7 +83,7 @@ def bubble_fraction(stages: Sequence[int], micro_batches: int, cycle: float) -> 
     return 1.0 - micro_batches * sum(stages) / (len(stages) * cycle)
 
 
-def steady_state(
+def steady_state(  # noqa: PLR0913 - what a cycle hangs on
     price: PriceBatch,
     workload: Workload,
     loop: LoopShape,
@@ -89,7 +91,9 @@ def steady_state(
     decode: Batch,
     prefill: tuple[Batch, int],
     idle_turn: int,
+    *,
     tokens_per_step: float = 1.0,
+    front_end: FrontEndPrice = NO_FRONT_END,
 ) -> SteadyState:
     """Returns the steady state of a closed loop whose load spreads evenly.
 
@@ -102,17 +106,22 @@ def steady_state(
         prefill: one prefill launch of one slot, and how many of them a generation of its requests takes.
         idle_turn: CPU time of a turn over an empty slot [ps].
         tokens_per_step: mean tokens that a request gains per decode step.
+        front_end: what the front end takes. It binds where its serial work for all requests lasts longer than they do.
     """
     micro_batches, requests = slots
     decode_price = price(decode)
     cycle = cycle_time(decode_price, micro_batches, loop, idle_turn)
     prefill_cycle = cycle_time(price(prefill[0]), micro_batches, loop, idle_turn)
-    generation = (workload.output_len - 1) / tokens_per_step * cycle + prefill[1] * prefill_cycle
+    steps, prompt = (workload.output_len - 1) / tokens_per_step, workload.context_len + workload.input_len
+    outside = front_end.unqueued(prompt, requests)
+    serial = max(front_end.accept(prompt), (steps + 1) * front_end.per_output)
+    generation = max(steps * cycle + prefill[1] * prefill_cycle + outside, micro_batches * requests * serial)
     return SteadyState(
         output_tokens_per_s=micro_batches * requests * workload.output_len / to_seconds(generation),
         step_time_s=to_seconds(cycle),
         bubble_fraction=bubble_fraction(decode_price.totals, micro_batches, cycle),
         prefill_time_s=to_seconds(prefill_cycle),
+        front_end_s=to_seconds(outside),
         micro_batches=micro_batches,
         requests_per_micro_batch=requests,
     )

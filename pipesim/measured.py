@@ -92,6 +92,9 @@ class RunWorkload(Frozen):
     max_concurrency: int | None = None
     prefix_cache_hit_rate: float = 0.0
     warm_up: int = 0
+    steady: bool = False
+    ignore_eos: bool = True
+    log_spread: float = 0.0
 
 
 class MeasuredRun(Frozen):

@@ -75,27 +75,33 @@ class Metrics:
     """Priced seconds of operations whose size lies outside the range of their evidence."""
 
 
-def summarise(timeline: Timeline, warm_up: int = 0) -> Metrics:
+def summarise(timeline: Timeline, warm_up: int = 0, steady: bool = False) -> Metrics:
     """Returns the metrics of one run, from the end of its first `warm_up` requests on and without these.
 
-    Tokens of a request that straddles the start of the window count in proportion to its time of decoding within.
+    Of a `steady` part until the last request is sent: requests that end later are left out. Tokens of a request that
+    straddles an edge of the window count in proportion to its time of decoding within.
 
     Raises:
         UsageError: when the warm-up leaves no request or no time.
     """
-    begin, end = measured_window(timeline, warm_up)
+    begin, end = measured_window(timeline, warm_up, steady)
     window = (end - begin) / PICOSECONDS_PER_SECOND
     servers = timeline.replicas or (timeline,)
     stages = _mean_loads([stage_loads(server, (begin, end)) for server in servers])
-    kept = np.argsort(timeline.last_token, kind="stable")[warm_up:] if warm_up else np.arange(len(timeline.last_token))
+    by_end = np.argsort(timeline.last_token, kind="stable")
+    last = int(np.searchsorted(timeline.last_token[by_end], end, side="right"))
+    kept = np.sort(by_end[warm_up:last])
     output_len = timeline.output_len[kept]
     e2e = _seconds(timeline.last_token - timeline.arrival)[kept]
     ttft = _seconds(timeline.first_token - timeline.arrival)[kept]
     several = output_len > 1
     tpot = (e2e - ttft)[several] / (output_len[several] - 1)
-    tokens = _tokens_since(begin, timeline, kept)
-    gaps = slice(int(timeline.gaps_by_end[warm_up - 1]) if warm_up else 0, None)
-    cycle = timeline.cycle[int(timeline.cycles_by_end[warm_up - 1]) if warm_up else 0 :]
+    tokens = _tokens_within(begin, end, timeline, np.sort(by_end[warm_up:]))
+    gaps, cycles = (
+        slice(int(counts[warm_up - 1]) if warm_up else 0, int(counts[last - 1]) if steady else None)
+        for counts in (timeline.gaps_by_end, timeline.cycles_by_end)
+    )
+    cycle = timeline.cycle[cycles]
     in_flight = np.clip(timeline.left, begin, end) - np.clip(timeline.starts[0], begin, end)
     return Metrics(
         output_tokens_per_s=tokens / window,
@@ -139,29 +145,36 @@ def _mean_loads(servers: list[tuple[StageLoad, ...]]) -> tuple[StageLoad, ...]:
     )
 
 
-def measured_window(timeline: Timeline, warm_up: int) -> tuple[int, int]:
+def measured_window(timeline: Timeline, warm_up: int, steady: bool = False) -> tuple[int, int]:
     """Returns the window [ps] that is measured: all of the run, or from the end of the last of `warm_up` requests on.
+
+    A `steady` window ends where the first server has been sent its last request.
 
     Raises:
         UsageError: when the warm-up leaves no request or no time.
     """
     begin, end = timeline.window
+    if steady:
+        end = min(int(server.arrival.max()) for server in timeline.replicas or (timeline,))
     requests = len(timeline.last_token)
     if warm_up >= requests:
         raise UsageError("--warm-up", warm_up, f"fewer than the {requests:,} requests of the run")
     if warm_up:
         begin = int(np.sort(timeline.last_token)[warm_up - 1])
+    if steady and begin >= end:
+        raise UsageError("--num-prompts", requests, "more: the opening wave has not ended when the last one is sent;")
     if begin == end:
         raise UsageError("--warm-up", warm_up, "a number of requests after whose end others still run")
     return begin, end
 
 
-def _tokens_since(begin: int, timeline: Timeline, kept: Clock) -> float:
-    """Returns how many tokens some requests got after a time."""
-    first, last = timeline.first_token[kept], timeline.last_token[kept]
-    later = timeline.output_len[kept] - 1
-    share = (last - np.clip(first, begin, last)) / np.maximum(last - first, 1)
-    return float((np.where(later > 0, later * share, 0.0) + (first >= begin)).sum())
+def _tokens_within(begin: int, end: int, timeline: Timeline, counted: Clock) -> float:
+    """Returns how many tokens some requests got within a window."""
+    first, last = timeline.first_token[counted], timeline.last_token[counted]
+    later = timeline.output_len[counted] - 1
+    share = (np.minimum(last, end) - np.maximum(first, begin)).clip(0) / np.maximum(last - first, 1)
+    at_once = (first >= begin) & (first <= end)
+    return float((np.where(later > 0, later * share, 0.0) + at_once).sum())
 
 
 def latency(seconds: Floats, weights: Clock | None = None) -> Latency:
@@ -180,7 +193,7 @@ def stage_loads(timeline: Timeline, window: tuple[int, int] | None = None) -> tu
     """Returns what each stage's GPUs did in a window [ps]: that of the run if none is given."""
     begin, end = window or timeline.window
     in_flight = _InFlight(timeline.starts[0], timeline.left)
-    categories = _by_category(timeline, begin)
+    categories = _by_category(timeline, (begin, end))
     loads = []
     for stage in range(len(timeline.starts)):
         starts, ends = np.clip(timeline.starts[stage], begin, end), np.clip(timeline.ends[stage], begin, end)
@@ -202,15 +215,17 @@ def stage_loads(timeline: Timeline, window: tuple[int, int] | None = None) -> tu
                 by_category={name: value / PICOSECONDS_PER_SECOND for name, value in seconds.items()},
                 bubble=bubble / PICOSECONDS_PER_SECOND,
                 host=host / PICOSECONDS_PER_SECOND,
-                by_bound=_by_bound(timeline, stage, begin, held / full if full else 0.0, float(transfer.sum())),
+                by_bound=_by_bound(timeline, stage, (begin, end), held / full if full else 0.0, float(transfer.sum())),
             )
         )
     return tuple(loads)
 
 
-def _by_bound(timeline: Timeline, stage: int, begin: int, held: float, transfer: float) -> dict[tuple[str, str], float]:
+def _by_bound(
+    timeline: Timeline, stage: int, window: tuple[int, int], held: float, transfer: float
+) -> dict[tuple[str, str], float]:
     """Returns the busy seconds of a stage by category and bound; `held` is the share of them within the window."""
-    paid = np.bincount(timeline.paid(stage)[timeline.ends[stage] > begin], minlength=len(timeline.prices)).tolist()
+    paid = _paid_within(timeline, stage, window)
     total: Counter[tuple[str, str]] = Counter()
     for price, times in zip(timeline.prices, paid, strict=True):
         if times:
@@ -258,12 +273,15 @@ def _exposed_transfer(timeline: Timeline, stage: int, idle_from: Clock, idle_to:
     return exposed
 
 
-def _by_category(timeline: Timeline, begin: int) -> dict[str, Floats]:
-    """Returns per category the picoseconds [P, prices] since a time: each price times how often it was paid."""
-    paid = [
-        np.bincount(timeline.paid(stage)[ends > begin], minlength=len(timeline.prices)).tolist()
-        for stage, ends in enumerate(timeline.ends)
-    ]
+def _paid_within(timeline: Timeline, stage: int, window: tuple[int, int]) -> list[int]:
+    """Returns how often each price was paid for on a stage by what ran within a window, if only in part."""
+    inside = (timeline.ends[stage] > window[0]) & (timeline.starts[stage] < window[1])
+    return [int(n) for n in np.bincount(timeline.paid(stage)[inside], minlength=len(timeline.prices))]
+
+
+def _by_category(timeline: Timeline, window: tuple[int, int]) -> dict[str, Floats]:
+    """Returns per category the picoseconds [P, prices] within a window: each price times how often it was paid."""
+    paid = [_paid_within(timeline, stage, window) for stage in range(len(timeline.ends))]
     names = sorted({name for price in timeline.prices for stage in price.stages for name in stage.by_category})
     return {
         name: np.array(

@@ -1,7 +1,7 @@
 """What a batch makes the GPUs and hosts do: operations with their sizes, and no times."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 Category = Literal["experts", "attention", "dense", "all_reduce", "send_recv", "host"]
 """Where the time of an operation is accounted."""
@@ -190,14 +190,21 @@ class SendRecv:
         return "send_recv"
 
 
+FrontEndWork = Literal["parse", "encode", "deliver", "pass_on", "round_trip"]
+"""Serial work on requests as they come in, and on what a step gives to them; a request's fixed latency; from the last
+token that a client gets to its next request."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostWork:
     """CPU work of the serving engine that a GPU may have to wait for."""
 
-    name: Literal["launch", "schedule", "process", "idle_turn", "return"]
+    name: Literal["launch", "schedule", "process", "idle_turn", "return"] | FrontEndWork
     requests: int = 0
     launches: int = 0
     """Kernel launches from Python; 0 stands for the replay of one captured graph."""
+    tokens: int = 0
+    """Prompt tokens to encode."""
 
     @property
     def category(self) -> Category:
@@ -206,7 +213,9 @@ class HostWork:
 
     @property
     def constant(self) -> str:
-        """The constants that price it: launching kernels, or the scheduler's turn."""
+        """The constants that price it: launching kernels, the scheduler's turn, or the front end."""
+        if self.name in get_args(FrontEndWork):
+            return "front_end"
         return "launch" if self.name == "launch" else "scheduler"
 
 

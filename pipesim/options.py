@@ -1,8 +1,6 @@
 """The options that ask a question: which deployment under which load. Every command that asks shares them."""
 
-import math
 import os
-import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,16 +19,14 @@ from pipesim.deployment import (
     storage_of_kv_cache,
 )
 from pipesim.errors import PipesimError, UsageError
+from pipesim.loads import WAVES, Like, load_of
 from pipesim.prediction import deploy
 from pipesim.profiles.store import load_hardware, load_model
-from pipesim.traces import Trace, read_trace
 from pipesim.units import parse_quantity
-from pipesim.workload import LIMITS, Workload
+from pipesim.workload import Workload
 
 DEFAULT_MODEL, DEFAULT_HARDWARE = "kimi-k2.6", "rtx-pro-6000-x8"
 DEFAULT_ENGINE: EngineName = "sglang"
-DEFAULT_USERS, WAVES = 32, 4
-"""Users of a closed loop, and requests of each, where they are not given."""
 PARTITION_VARIABLE, PARTITION_EXAMPLE = "_PP_LAYER_PARTITION", "15,15,15,16"
 
 Model = Annotated[
@@ -69,12 +65,50 @@ Concurrency = Annotated[
     typer.Option("--concurrency", "--max-concurrency", help="Users of the closed loop; open: most requests in server."),
 ]
 Rate = Annotated[float | None, typer.Option("--request-rate", help="Open loop: arrivals per second, or inf.")]
-NumPrompts = Annotated[int | None, typer.Option("--num-prompts", help="Requests in all (default: 4 per user).")]
-InputLen = Annotated[int, typer.Option("--input-len", "--isl", "--random-input-len", help="Prompt tokens.")]
-OutputLen = Annotated[int, typer.Option("--output-len", "--osl", "--random-output-len", help="Generated tokens.")]
-RangeRatio = Annotated[float, typer.Option("--random-range-ratio", help="Lengths uniform in [L(1-r), L(1+r)].")]
+NumPrompts = Annotated[
+    int | None, typer.Option("--num-prompts", help="Requests in all, all of them measured (default: --steady).")
+]
+LikeName = Annotated[
+    Like | None,
+    typer.Option(
+        "--like",
+        help="Load with a benchmark tool's defaults and its meaning of the range ratio, or a kind of traffic.",
+    ),
+]
+InputLen = Annotated[
+    int | None, typer.Option("--input-len", "--isl", "--random-input-len", help="Mean prompt tokens (default: 512).")
+]
+OutputLen = Annotated[
+    int | None,
+    typer.Option("--output-len", "--osl", "--random-output-len", help="Mean output tokens (default: 256)."),
+]
+RangeRatio = Annotated[
+    float | None,
+    typer.Option(
+        "--random-range-ratio",
+        help="Lengths uniform in [L(1-r), L(1+r)], as vLLM's tool has it (default: 0.5); with --like sglang-bench in "
+        "[rL, L], where 1 is fixed.",
+    ),
+]
+IgnoreEos = Annotated[
+    bool | None,
+    typer.Option("--ignore-eos/--no-ignore-eos", help="The client fixes answers' lengths, or they end by themselves."),
+]
+Steady = Annotated[
+    bool | None,
+    typer.Option(
+        "--steady/--whole-run",
+        help="Measure a closed loop between its opening wave and its end, or all of it (default with --num-prompts).",
+    ),
+]
 ContextLen = Annotated[int, typer.Option("--context-len", help="Tokens in the KV cache before the prompt.")]
-Spacing = Annotated[str, typer.Option("--submit-spacing", help="Mean gap between the users' first requests.")]
+Spacing = Annotated[
+    str | None,
+    typer.Option(
+        "--submit-spacing",
+        help="Mean gap between the users' first requests (default: 0.2 ms; with --steady over the time of a request).",
+    ),
+]
 Cap = Annotated[int | None, typer.Option("--pp-max-micro-batch-size", help="Most requests in one micro-batch slot.")]
 Depth = Annotated[int, typer.Option("--pp-async-batch-depth", help="Slots beyond one per stage.")]
 MaxRunning = Annotated[
@@ -186,11 +220,14 @@ def question(
     concurrency: Concurrency = None,
     request_rate: Rate = None,
     num_prompts: NumPrompts = None,
-    input_len: InputLen = 512,
-    output_len: OutputLen = 256,
-    random_range_ratio: RangeRatio = 0.0,
+    like: LikeName = None,
+    input_len: InputLen = None,
+    output_len: OutputLen = None,
+    random_range_ratio: RangeRatio = None,
+    ignore_eos: IgnoreEos = None,
+    steady: Steady = None,
     context_len: ContextLen = 0,
-    submit_spacing: Spacing = "0.2ms",
+    submit_spacing: Spacing = None,
     pp_max_micro_batch_size: Cap = None,
     pp_async_batch_depth: Depth = 0,
     max_running_requests: MaxRunning = None,
@@ -218,8 +255,9 @@ def question(
     warm_up: WarmUp = 0,
 ) -> Question:
     """Returns the question that the options ask. Raises UsageError for a value that no box could meet."""
-    workload = _workload(
-        context,
+    workload = load_of(
+        [name for name in context.params if not _is_default(context, name)],
+        like,
         trace,
         prefix_cache,
         concurrency=concurrency,
@@ -227,8 +265,10 @@ def question(
         input_len=input_len,
         output_len=output_len,
         random_range_ratio=random_range_ratio,
+        ignore_eos=ignore_eos,
+        steady=steady,
         context_len=context_len,
-        spacing_s=parse_flag("--submit-spacing", submit_spacing, "s"),
+        spacing_s=None if submit_spacing is None else parse_flag("--submit-spacing", submit_spacing, "s"),
         request_rate=request_rate,
         burstiness=burstiness,
         duration_s=None if duration is None else parse_flag("--duration", duration, "s"),
@@ -261,70 +301,6 @@ def question(
     plan = ParallelPlan(tp, pp, layers, groups, dp_attention, dcp, replicas, balancer, placed)
     defaults = (*_defaults_used(context, workload), *of_environment)
     return Question(model, hardware, plan, settings, workload, defaults)
-
-
-def _workload(
-    context: typer.Context,
-    file: Path | None,
-    prefix_cache: bool,
-    *,
-    concurrency: int | None,
-    num_prompts: int | None,
-    **load: Any,
-) -> Workload:
-    """Returns the load asked for: of a trace file, or drawn."""
-    rate = load["request_rate"]
-    users = DEFAULT_USERS if concurrency is None else concurrency
-    if file is not None or rate is not None:
-        load["max_concurrency"] = concurrency
-    if file is not None:
-        for name in ("input_len", "output_len", "random_range_ratio", "submit_spacing"):
-            if not _is_default(context, name):
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(
-                    flag, context.params[name], "no such flag beside --trace, whose requests have their own,"
-                )
-        if prefix_cache and load["prefix_cache_hit_rate"]:
-            raise UsageError("--prefix-cache-hit-rate", load["prefix_cache_hit_rate"], "either it or --prefix-cache")
-        trace = _trace(file, num_prompts, load["duration_s"], prefix_cache)
-        load["input_len"], load["output_len"], _ = trace.mean_lengths
-        return Workload(concurrency=users, num_prompts=len(trace), trace=trace, **load)
-    if prefix_cache:
-        raise UsageError("--prefix-cache", prefix_cache, "it beside --trace only")
-    if num_prompts is None:
-        num_prompts = WAVES * users
-        if rate is not None and 0 < rate < math.inf and load["duration_s"] is not None:
-            num_prompts = _most_arrivals(rate, load["duration_s"], load["burstiness"])
-    if rate == math.inf and concurrency is None:
-        users = num_prompts
-    return Workload(concurrency=users, num_prompts=num_prompts, **load)
-
-
-def _trace(file: Path, num_prompts: int | None, duration_s: float | None, prefix_cache: bool) -> Trace:
-    low, high = LIMITS["--num-prompts"]
-    if num_prompts is not None and not low <= num_prompts <= high:
-        raise UsageError("--num-prompts", num_prompts, f"a whole number from {low} to {high:,}")
-
-    def show(rows: int) -> None:
-        print(f"\r\033[Kreading {file.name}: {rows:,} requests", end="", file=sys.stderr, flush=True)
-
-    shown = sys.stderr.isatty()
-    trace = read_trace(file, num_prompts or high + 1, duration_s, prefix_cache, show if shown else lambda _: None)
-    if shown:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-    if len(trace) > high:
-        raise UsageError("--trace", str(file), f"a trace of at most {high:,} requests, or --num-prompts or --duration")
-    return trace
-
-
-def _most_arrivals(rate: float, duration_s: float, burstiness: float) -> int:
-    """Returns a number of requests that arrivals at a rate all but never exceed in a time (ten standard deviations)."""
-    low, high = LIMITS["--num-prompts"]
-    mean, index_of_dispersion = rate * duration_s, max(1.0, 1.0 / max(burstiness, 0.001))
-    most = mean + 10.0 * math.sqrt(mean * index_of_dispersion) + 10.0 * index_of_dispersion
-    if mean > high:
-        raise UsageError("--duration", duration_s, f"a time [s] in which at most {high:,} requests come")
-    return max(low, math.ceil(min(high, most)))
 
 
 @lru_cache(maxsize=256)
@@ -386,12 +362,16 @@ def _defaults_used(context: typer.Context, load: Workload) -> list[str]:
         "cuda_graph": "CUDA graphs",
     }
     if load.closed_loop:
-        words |= {"concurrency": f"{load.concurrency} users in closed loop", "submit_spacing": "submitted 0.2 ms apart"}
-        words["num_prompts"] = f"{WAVES} requests per user"
+        words["concurrency"] = f"{load.concurrency} users in closed loop"
+        words["submit_spacing"] = "first requests " + ("spread out" if load.steady else "0.2 ms apart")
+    if load.steady:
+        words["num_prompts"] = f"{WAVES} requests per user, the steady part measured"
     elif load.trace is None and load.duration_s is None:
         words["num_prompts"] = f"{load.num_prompts} requests"
     if load.trace is None:
-        words |= {"input_len": "512 in", "output_len": "256 out"}
+        words |= {"input_len": f"{load.input_len:,} in", "output_len": f"{load.output_len:,} out"}
+        if load.random_range_ratio and not load.like:
+            words["random_range_ratio"] = f"lengths ±{load.random_range_ratio:.0%}"
     return [text for name, text in words.items() if _is_default(context, name)]
 
 

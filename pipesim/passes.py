@@ -76,6 +76,38 @@ class PassPrice:
 PriceBatch = Callable[[Batch], PassPrice]
 
 
+class FrontEndPrice(NamedTuple):
+    """What the front end of a server takes [ps]: two processes, one for requests and one for their tokens.
+
+    Each handles one thing after another: requests on their way in, what a step gives to each request on the way out.
+    """
+
+    per_request: int = 0
+    per_dispatch: int = 0
+    per_prompt_token: int = 0
+    per_output: int = 0
+    latency: int = 0
+    round_trip: int = 0
+
+    def accept(self, prompt: int) -> int:
+        """Returns the serial time [ps] of taking in a request with a prompt of some tokens."""
+        return self.per_request + self.encode(prompt)
+
+    def encode(self, prompt: int) -> int:
+        """Returns the part of it [ps] that comes after all requests that wait have been parsed."""
+        return self.per_dispatch + prompt * self.per_prompt_token
+
+    def unqueued(self, prompt: int, outputs: int) -> int:
+        """Returns what the front end adds [ps] to a request of a client who asks again, where nothing queues in it.
+
+        `outputs` are the requests of one step, whose tokens leave together.
+        """
+        return self.latency + self.accept(prompt) + outputs * self.per_output + self.round_trip
+
+
+NO_FRONT_END = FrontEndPrice()
+
+
 class _SectionTotal(NamedTuple):
     """What one run of a section of the model takes [ps]."""
 
@@ -123,6 +155,18 @@ class PassPricer:
             price = self._prices[batch] = self._price(batch)
         self._known[id(batch)] = batch, price
         return price
+
+    @cached_property
+    def front_end(self) -> FrontEndPrice:
+        """What HTTP, tokenizer and detokenizer take."""
+        return FrontEndPrice(
+            per_request=self._host(HostWork("parse", requests=1)),
+            per_dispatch=self._host(HostWork("encode", requests=1)),
+            per_prompt_token=self._host(HostWork("encode", tokens=1)),
+            per_output=self._host(HostWork("deliver", requests=1)),
+            latency=self._host(HostWork("pass_on")),
+            round_trip=self._host(HostWork("round_trip")),
+        )
 
     @property
     def idle_turn(self) -> int:

@@ -21,6 +21,9 @@ from pipesim.timeline import Timeline
 from pipesim.workload import Batch, PrefillChunk, Workload
 
 GIB = 2**30
+RAMP = 2.0
+"""Mean gap of the first requests of a steady load over the gap between answers by the closed form, which knows no
+waiting: spread wider than they end, no requests begin as a wave, whose even slots would take ten waves to wear off."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +204,20 @@ class Predictor:
             InfeasibleDeployment: when the KV cache does not hold a single request of the load.
         """
         self.check_kv(workload)
+        if workload.steady and workload.spacing_s is None:
+            gap = RAMP * workload.output_len / self.steady_state(workload).output_tokens_per_s
+            workload = replace(workload, spacing_s=min(3600.0, gap))
         specs, plan = workload.draw(seed), self.deployment.plan
         requests = [
-            Request(index, spec.input_len, spec.output_len, spec.context_len, spec.submit_ps)
+            Request(
+                index,
+                spec.input_len,
+                spec.output_len,
+                spec.context_len,
+                spec.submit_ps,
+                max_new_tokens=spec.max_new_tokens,
+                ignore_eos=workload.ignore_eos,
+            )
             for index, spec in enumerate(specs)
         ]
         shares = deal(plan, workload, len(specs))
@@ -224,6 +238,7 @@ class Predictor:
             detail=detail,
             operations=self.price.operations,
             max_concurrency=share.max_concurrency,
+            front_end=self.price.front_end,
         )
 
     def decode_slots(self, workload: Workload) -> tuple[int, int]:
@@ -259,7 +274,7 @@ class Predictor:
         """Returns the names of the constants that price a load, the host's and the links' among them."""
         batches = (self.mid_decode(workload), self.mid_prefill(workload)[0])
         used = {priced.op.constant for batch in batches for priced in self.operations(batch)}
-        return used | {"launch", "scheduler", "send_recv"}
+        return used | {"launch", "scheduler", "send_recv", "front_end"}
 
     def steady_state(self, workload: Workload) -> SteadyState:
         """Returns the closed form of a load."""
@@ -272,7 +287,8 @@ class Predictor:
             self.mid_decode(workload),
             self.mid_prefill(workload),
             self.price.idle_turn,
-            self.deployment.engine.tokens_per_step,
+            tokens_per_step=self.deployment.engine.tokens_per_step,
+            front_end=self.price.front_end,
         )
         replicas = self.deployment.plan.replicas
         rate = steady.output_tokens_per_s * (min(replicas, workload.concurrency) if workload.closed_loop else replicas)
@@ -291,9 +307,9 @@ class Predictor:
         def run(seed: int) -> Metrics:
             timeline = self.simulate(workload, seed, detail)
             observe(seed, timeline)
-            return summarise(timeline, workload.warm_up)
+            return summarise(timeline, workload.opening, workload.steady)
 
-        runs = tuple(run(first_seed + seed) for seed in range(1 if workload.trace else seeds))
+        runs = tuple(run(first_seed + seed) for seed in range(seeds if workload.random else 1))
         memory = tuple(rank_memory(self.deployment, stage) for stage in range(self.deployment.plan.pp))
         return Prediction(
             self.deployment, workload, detail, self.kv_capacity_tokens, memory, runs, self.steady_state(workload)

@@ -74,6 +74,11 @@ def workload_json(workload: Workload) -> dict[str, Any]:
         "duration_s": workload.duration_s,
         "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
         "warm_up": workload.warm_up,
+        "steady": workload.steady,
+        "spacing_s": workload.spacing_s,
+        "ignore_eos": workload.ignore_eos,
+        "log_spread": workload.log_spread,
+        "like": workload.like or None,
         "trace": str(workload.trace.path) if workload.trace else None,
     }
 
@@ -138,7 +143,7 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         "",
         f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {requests:.2f} req/s",
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
-        *([] if prediction.workload.trace else [_over_seeds(prediction.over_seeds("output_tokens_per_s"))]),
+        *_over_seeds(prediction.over_seeds("output_tokens_per_s")),
         f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
         f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
         "",
@@ -164,17 +169,22 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _over_seeds(rates: Sequence[float]) -> str:
-    return f"{'':<13}{min(rates):>9,.1f} to {max(rates):,.1f} tok/s over {len(rates)} seeds of lengths and arrivals"
+def _over_seeds(rates: Sequence[float]) -> list[str]:
+    if f"{min(rates):,.1f}" == f"{max(rates):,.1f}":
+        return []
+    return [f"{'':<13}{min(rates):>9,.1f} to {max(rates):,.1f} tok/s over {len(rates)} seeds of lengths and arrivals"]
 
 
 def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
     deployment, workload = prediction.deployment, prediction.workload
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
     plan = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
-    text = textwrap.wrap(f"load: {arrivals(workload)} of {lengths(workload)}", WIDTH, subsequent_indent="  ")
-    if workload.warm_up:
-        text.append(f"metrics from the end of the first {workload.warm_up:,} requests on, without these")
+    like = f" (as {workload.like})" if workload.like else ""
+    text = textwrap.wrap(f"load: {arrivals(workload)} of {lengths(workload)}{like}", WIDTH, subsequent_indent="  ")
+    if workload.opening:
+        until = " until the last request is sent" if workload.steady else " on, without these"
+        what = "steady part: " if workload.steady else "metrics "
+        text.append(f"{what}from the end of the first {workload.opening:,} requests{until}")
     assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
     return [plan, *text, *assumed]
 
@@ -200,10 +210,12 @@ def arrivals(workload: Workload) -> str:
 def lengths(workload: Workload) -> str:
     """Returns in words how long requests are."""
     spread = f" ±{workload.random_range_ratio:.0%}" if workload.random_range_ratio else ""
+    spread += f" on average, lognormal (log spread {workload.log_spread:g})" if workload.log_spread else ""
     context = f", {workload.context_len:,} in context" if workload.context_len else ""
     mean = " on average" if workload.trace else ""
     cached = f", {workload.cached_len:,} of the prompt cached" if workload.cached_len else ""
-    return f"{workload.input_len:,} in, {workload.output_len:,} out{spread}{mean}{cached}{context}"
+    ends = "" if workload.ignore_eos or workload.trace else ", answers that end by themselves"
+    return f"{workload.input_len:,} in, {workload.output_len:,} out{spread}{mean}{cached}{context}{ends}"
 
 
 def _latencies(prediction: Prediction, confidence: Confidence) -> list[str]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import fmean, pvariance
 
 from pipesim.closed_form import SteadyState
+from pipesim.cost.model import CONSTANTS_ALONE
 from pipesim.deployment import Deployment
 from pipesim.engines import box_of_group
 from pipesim.prediction import Prediction, Predictor
@@ -30,6 +31,8 @@ EXTRAPOLATED_STD = 0.35
 """Log standard deviation of a price outside the measured sizes."""
 OTHER_VERSION_STD = 0.10
 """Log standard deviation of a whole run on another engine version: two builds on one box differ by up to 29 %."""
+SMALL_STEP = 0.05
+"""Change of a logarithm by which an elasticity is found where no error is known."""
 
 HEADLINES = (
     "output_tokens_per_s",
@@ -49,6 +52,7 @@ class Sensitivity:
 
     constant: str
     log_std: float
+    """0 where none is known."""
     throughput: float
     step_time: float
     prefill_time: float
@@ -60,13 +64,12 @@ class Sensitivity:
         return self.step_time if metric in {"tpot_s", "itl_s", "e2e_s", "step_time_s"} else self.throughput
 
 
-def log_stds(hardware: HardwareProfile) -> dict[str, float]:
-    """Returns the log standard deviation of every group of constants of a box."""
-    unsure = hardware.uncertainty
-    stds = {
-        name.partition("@")[0]: STD_PER_MEAN_ABSOLUTE_ERROR * entry.fit_error
-        for name, entry in hardware.efficiency.items()
-    }
+def log_stds(hardware: HardwareProfile, stack: str = "") -> dict[str, float]:
+    """Returns the log standard deviation of every group of constants of a box, of a kernel that of the stack's own."""
+    unsure, stds = hardware.uncertainty, {}
+    nearest_last = sorted(hardware.efficiency, key=lambda name: (name.endswith(f"@{stack}"), "@" not in name))
+    for name in nearest_last:
+        stds[name.partition("@")[0]] = STD_PER_MEAN_ABSOLUTE_ERROR * hardware.efficiency[name].fit_error
     for op in ("all_reduce", "all_gather"):
         errors = [curve.fit_error for curve in hardware.collectives if curve.op == op]
         stds[op] = STD_PER_MEAN_ABSOLUTE_ERROR * max(errors) if errors else DATASHEET_STD
@@ -119,15 +122,20 @@ class Confidence:
 
 
 def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivity, ...]:
-    """Returns every group of constants, by the closed form, each moved one log std both ways; largest first."""
-    found, used = [], Predictor(deployment).constants(workload)
-    for constant, std in log_stds(box_of_group(deployment)).items():
-        if not std or constant not in used:
-            continue
-        low, high = (_steady(deployment, workload, {constant: math.exp(sign * std)}) for sign in (-1, 1))
-        throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, std)
+    """Returns every group of constants that prices a load, by the closed form, largest effect first.
+
+    Each is moved one log std both ways, one whose error is not known (log_std 0) by `SMALL_STEP`. Prices are all there
+    is to a time: where one user walks through the stages, elasticities add up to −1 (throughput) and 1 (times).
+    """
+    found, stds = [], log_stds(box_of_group(deployment), deployment.engine.kernels)
+    for constant in sorted(Predictor(deployment).constants(workload)):
+        std = stds.get(constant, 0.0)
+        by = std or SMALL_STEP
+        scales = ({CONSTANTS_ALONE + constant: math.exp(sign * by)} for sign in (-1, 1))
+        low, high = (_steady(deployment, workload, scale) for scale in scales)
+        throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, by)
         step, prefill = (
-            _slope(getattr(low, name), getattr(high, name), std) for name in ("step_time_s", "prefill_time_s")
+            _slope(getattr(low, name), getattr(high, name), by) for name in ("step_time_s", "prefill_time_s")
         )
         found.append(Sensitivity(constant, std, throughput, step, prefill))
     return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))

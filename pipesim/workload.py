@@ -23,6 +23,14 @@ LIMITS = {
 }
 
 
+FEWEST_STEADY_WAVES = 3
+"""Requests per user from which a closed loop has a part between its opening wave and its end."""
+BURST_SPACING_S = 0.0002
+"""Mean gap of requests that a client sends at once, where nothing else is said."""
+LONGEST_DRAW = 3.0
+"""Lognormal lengths are cut at so many standard deviations above the median: one in 700 is longer."""
+
+
 class DecodeStep(NamedTuple):
     """One token for each of some requests."""
 
@@ -146,6 +154,8 @@ class RequestSpec(NamedTuple):
     output_len: int
     context_len: int = 0
     """Tokens in the KV cache before."""
+    max_new_tokens: int = 0
+    """Most tokens that the client lets it generate, or 0 for no more than it will."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +177,18 @@ class Workload:
     input_len: int = 512
     output_len: int = 256
     random_range_ratio: float = 0.0
-    """Lengths are uniform in [L(1−r), L(1+r)]."""
+    """Lengths are uniform in [L(1−r), L(1+r)] (vllm bench serve; what SGLang's tool calls so is another number)."""
+    log_spread: float = 0.0
+    """Standard deviation of the logarithm of lognormal lengths with means L; 0 for uniform ones."""
+    ignore_eos: bool = True
+    """Whether every answer has a length that the client fixes, as benchmarks ask, or ends where the model ends it."""
+    max_new_tokens: int = 0
+    """Most tokens that the client allows an answer that ends by itself; 0 for no more than it will have."""
     context_len: int = 0
     """Tokens already in the KV cache of each request: its input is then not prefilled beyond one token."""
-    spacing_s: float = 0.0002
+    spacing_s: float | None = None
+    """Mean gap of the users' first requests in a closed loop; None for 0.2 ms, or, where the steady part is measured,
+    for first requests spread over the time that one takes, so that no wave has to ebb away first."""
     request_rate: float | None = None
     """Requests per second of the open loop; infinite for all at once."""
     burstiness: float = 1.0
@@ -185,11 +203,16 @@ class Workload:
     warm_up: int = 0
     """The first requests, by completion, that are left out of the metrics; the window begins as the last of them ends.
     """
+    like: str = ""
+    """In words what the load is like, where it is drawn as a tool or a kind of traffic has it."""
+    steady: bool = False
+    """Whether metrics are of the steady part of a closed loop: from when the requests of the opening wave have ended
+    until the last request is sent."""
     trace: Trace | None = None
     """Arrivals and lengths of the open loop; `input_len` and `output_len` are then its means."""
 
     def __post_init__(self) -> None:
-        given = {
+        counts = {
             "--concurrency": self.concurrency,
             "--num-prompts": self.num_prompts,
             "--input-len": self.input_len,
@@ -197,17 +220,30 @@ class Workload:
             "--context-len": self.context_len,
             "--warm-up": self.warm_up,
         }
-        for flag, value in given.items():
+        for flag, value in counts.items():
             low, high = LIMITS[flag]
             if not low <= value <= high:
                 raise UsageError(flag, value, f"a whole number from {low} to {high:,}")
         if not 0.0 <= self.random_range_ratio <= 1.0:
             raise UsageError("--random-range-ratio", self.random_range_ratio, "a number from 0 to 1")
-        if not (math.isfinite(self.spacing_s) and 0.0 <= self.spacing_s <= 3600.0):
+        if self.spacing_s is not None and not 0.0 <= self.spacing_s <= 3600.0:
             raise UsageError("--submit-spacing", self.spacing_s, "a time from 0 s to 3600 s")
+        if not 0.0 <= self.log_spread <= 3.0:
+            raise UsageError("--log-spread", self.log_spread, "a number from 0 to 3")
+        if self.log_spread and self.random_range_ratio:
+            wanted = f"either it or lognormal lengths (spread {self.log_spread:g})"
+            raise UsageError("--random-range-ratio", self.random_range_ratio, wanted)
+        if self.max_new_tokens and self.ignore_eos:
+            raise UsageError("--max-tokens", self.max_new_tokens, "it with answers that end by themselves only")
+        if self.max_new_tokens < 0:
+            raise UsageError("--max-tokens", self.max_new_tokens, "a whole number above 0")
         if not 0.0 <= self.prefix_cache_hit_rate <= 1.0:
             raise UsageError("--prefix-cache-hit-rate", self.prefix_cache_hit_rate, "a share from 0 to 1")
         self._check_arrivals()
+        if self.steady and (not self.closed_loop or self.num_prompts < FEWEST_STEADY_WAVES * self.concurrency):
+            given = f"{self.num_prompts:,} requests" if self.closed_loop else "an open loop"
+            wanted = f"a closed loop of at least {FEWEST_STEADY_WAVES} requests per user, {self.concurrency:,} of them"
+            raise UsageError("--steady", given, f"{wanted}: a shorter one never becomes steady")
 
     def _check_arrivals(self) -> None:
         rate, burstiness, duration = self.request_rate, self.burstiness, self.duration_s
@@ -235,6 +271,22 @@ class Workload:
         return self.request_rate is None and self.trace is None
 
     @property
+    def random(self) -> bool:
+        """Whether two seeds give two runs."""
+        if self.trace is not None:
+            return False
+        if self.random_range_ratio or self.log_spread:
+            return True
+        if self.request_rate is None:
+            return self.spacing_s != 0 and self.concurrency > 1
+        return self.request_rate < math.inf
+
+    @property
+    def opening(self) -> int:
+        """Requests, the first to end, that the metrics leave out."""
+        return max(self.warm_up, self.concurrency if self.steady else 0)
+
+    @property
     def cached_len(self) -> int:
         """Mean prompt tokens that are in the KV cache already."""
         return (
@@ -249,8 +301,13 @@ class Workload:
         """Most tokens that one request of this workload can hold in the KV cache."""
         if self.trace is not None:
             return self.context_len + self.trace.longest
-        longest = 1.0 + self.random_range_ratio
-        return self.context_len + math.floor(self.input_len * longest) + math.floor(self.output_len * longest)
+        return self.context_len + self.longest_of(self.input_len) + self.longest_of(self.output_len)
+
+    def longest_of(self, mean: int) -> int:
+        """Returns the longest prompt or answer [tokens] of those with some mean."""
+        if self.log_spread:
+            return math.ceil(mean * math.exp(LONGEST_DRAW * self.log_spread - self.log_spread**2 / 2))
+        return math.floor(mean * (1.0 + self.random_range_ratio))
 
     def draw(self, seed: int) -> list[RequestSpec]:
         """Returns the requests of one run; the same seed gives the same run."""
@@ -266,7 +323,8 @@ class Workload:
                 submits = submits[submits <= self.duration_s]
         else:
             first = min(self.concurrency, self.num_prompts)
-            gaps = generator.exponential(self.spacing_s, first) if self.spacing_s else np.zeros(first)
+            spacing = BURST_SPACING_S if self.spacing_s is None else self.spacing_s
+            gaps = generator.exponential(spacing, first) if spacing else np.zeros(first)
             submits = np.concatenate([np.cumsum(gaps) - gaps[0], np.zeros(self.num_prompts - first)])
         return [
             self._request(to_picoseconds(submit), int(length_in), int(length_out), self._hit(int(length_in)))
@@ -281,7 +339,8 @@ class Workload:
         return [self._request(*row) for row in zip(*columns, strict=True)]
 
     def _request(self, submit_ps: int, input_len: int, output_len: int, cached: int) -> RequestSpec:
-        return RequestSpec(submit_ps, input_len - cached, output_len, self.context_len + cached)
+        allowed = max(self.max_new_tokens, output_len)
+        return RequestSpec(submit_ps, input_len - cached, output_len, self.context_len + cached, allowed)
 
     def _gaps(self, generator: np.random.Generator, rate: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draws the times [s] between arrivals."""
@@ -292,6 +351,9 @@ class Workload:
         return generator.gamma(self.burstiness, 1.0 / (rate * self.burstiness), self.num_prompts)
 
     def _lengths(self, generator: np.random.Generator, mean: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        if self.log_spread:
+            drawn = generator.lognormal(math.log(mean) - self.log_spread**2 / 2, self.log_spread, self.num_prompts)
+            return np.rint(np.clip(drawn, 1, self.longest_of(mean))).astype(np.int64)
         low = max(1, math.ceil(mean * (1.0 - self.random_range_ratio)))
         high = max(low, math.floor(mean * (1.0 + self.random_range_ratio)))
         return generator.integers(low, high, self.num_prompts, endpoint=True)

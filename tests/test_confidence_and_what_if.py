@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from pipesim.cost.model import CONSTANTS_ALONE
 from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.measured import Runs
 from pipesim.partition import balanced_partition
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.profiles.store import load_model
 from pipesim.reasons import notes
 from pipesim.runs import load_runs
-from pipesim.sensitivity import HEADLINES, Confidence
+from pipesim.sensitivity import HEADLINES, Confidence, sensitivities
 from pipesim.validation import Validation, validate
 from pipesim.whatif import Explanation, explain
 from pipesim.workload import Workload
@@ -194,3 +196,38 @@ def test_a_price_scaled_to_zero_takes_no_time(kimi: ModelProfile, box: HardwareP
     batch = free.mid_decode(Workload(8, 8))
     assert free.price(batch).stages[0].by_category["all_reduce"] == 0
     assert replace(deployment) == deployment
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "flags"),
+    [
+        ("kimi-k2.6", ParallelPlan(8, 1), {}),
+        ("kimi-k2.6", ParallelPlan(8, 1), {"name": "vllm"}),
+        ("kimi-k2.6", ParallelPlan(8, 1), {"cuda_graph": False}),
+        ("kimi-k2.6", ParallelPlan(2, 4), {}),
+        ("glm-4.5-air", ParallelPlan(4, 1), {}),
+        ("llama-3.3-70b-instruct", ParallelPlan(4, 1), {"name": "vllm"}),
+    ],
+)
+def test_where_nothing_runs_side_by_side_elasticities_add_up_to_one(
+    model: str, plan: ParallelPlan, flags: dict[str, object], box: HardwareProfile
+) -> None:
+    load = Workload(concurrency=1, num_prompts=1, input_len=512, output_len=256)
+    found = sensitivities(deploy(load_model(model), box, plan, EngineSettings(**flags)), load)  # type: ignore[arg-type]
+    assert sum(item.throughput for item in found) == pytest.approx(-1.0, rel=0.02)
+    assert sum(item.step_time for item in found) == pytest.approx(1.0, rel=0.02)
+    assert sum(item.prefill_time for item in found) == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_factor_on_a_name_of_constants_and_category_counts_once(kimi: ModelProfile, box: HardwareProfile) -> None:
+    deployment, load = deploy(kimi, box, ParallelPlan(8, 1), EngineSettings()), Workload(8, 8)
+
+    def all_reduce(scale: dict[str, float]) -> int:
+        predictor = Predictor(deployment, scale)
+        return predictor.price(predictor.mid_decode(load)).stages[0].by_category["all_reduce"]
+
+    now = all_reduce({})
+    assert all_reduce({"all_reduce": 3.0}) == pytest.approx(3.0 * now, rel=1e-6)
+    parts = [all_reduce({f"{CONSTANTS_ALONE}{name}": 3.0}) - now for name in ("all_reduce", "all_gather")]
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(2.0 * now, rel=1e-6)

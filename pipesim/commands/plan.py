@@ -63,7 +63,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
     num_requests: NumRequests = None,
     best_partition: BestPartition = False,
     best_placement: BestPlacement = False,
-    seeds: Seeds = 3,
+    seeds: Seeds = 5,
     seed: Seed = 0,
     jobs: Jobs = None,
     output: AnswerFile = None,

@@ -17,7 +17,7 @@ Seeds = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of eac
 
 
 @asks
-def report_command(asked: Question, seed: Seed = 0, seeds: Seeds = 2, output: Output = None) -> None:
+def report_command(asked: Question, seed: Seed = 0, seeds: Seeds = 5, output: Output = None) -> None:
     """Make a web page of a question: the best split or the one given, all others, pictures and evidence.
 
     Example: pipesim report --model kimi-k2.6 --concurrency 64 -o report.html

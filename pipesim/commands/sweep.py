@@ -44,6 +44,8 @@ COLUMNS = (
     "cuda_graph",
 )
 """Parameters that every file has as columns; others that vary come after them."""
+OF_THE_LOAD = ("concurrency", "num_prompts", "input_len", "output_len", "random_range_ratio")
+"""Columns whose default hangs on other flags."""
 SHOWN_EVERY_SECONDS = 0.2
 
 MethodName = Annotated[Method, typer.Option("--method", help="Closed form, or simulation of every point.")]
@@ -127,7 +129,7 @@ def _point(
         raise
     except UsageError as refusal:
         return Point(key, model, hardware, refused=str(refusal))
-    filled = {"concurrency": asked.workload.concurrency, "num_prompts": asked.workload.num_prompts}
+    filled = {name: getattr(asked.workload, name) for name in OF_THE_LOAD}
     key = tuple(filled[name] if name in filled and chosen[name] is None else chosen[name] for name in columns)
     return Point(key, model, hardware, asked.plan, asked.settings, asked.workload)
 

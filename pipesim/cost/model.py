@@ -1,5 +1,6 @@
 """The price list: an operation in, its time, what binds it and what the number rests on out."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -27,6 +28,9 @@ from pipesim.ops import (
 from pipesim.profiles.base import Basis
 from pipesim.profiles.hardware import Efficiency, HardwareProfile, Implementation, LaunchMode
 
+CONSTANTS_ALONE = "constants:"
+"""Before a name in `CostModel.scale`: AllGathers are of the category "all_reduce", and have constants of their own."""
+
 Bound = Literal["compute", "memory", "latency", "link", "host"]
 
 
@@ -50,7 +54,8 @@ class CostModel:
     """Implementations in the order in which the engine tries them."""
     peer_access: bool = True
     scale: Mapping[str, float] = field(default_factory=dict)
-    """Factors on the price of operations, by their constants' name or by their category; for what-if questions."""
+    """Factors on the price of operations, for what-if questions: a name moves all operations whose constants or whose
+    category are called so, once where both are; `CONSTANTS_ALONE` before it, those of the constants."""
     stack: str = ""
     """The engine whose kernels run: constants under "kernel@stack" go before those under "kernel"."""
     ranks_per_node: int | None = None
@@ -65,8 +70,8 @@ class CostModel:
         price = self._price(op)
         if not self.scale:
             return price
-        factor = self.scale.get(op.constant, 1.0) * self.scale.get(op.category, 1.0)
-        return price._replace(seconds=price.seconds * factor)
+        names = dict.fromkeys((op.constant, op.category, CONSTANTS_ALONE + op.constant))
+        return price._replace(seconds=price.seconds * math.prod(self.scale.get(name, 1.0) for name in names))
 
     def work(self, op: Op) -> Work:
         """Returns the arithmetic and the traffic that an operation is priced by; none where its work does not matter.
@@ -141,7 +146,7 @@ class CostModel:
                 return Cost(seconds, "link", self._basis(links.source))
             case HostWork():
                 host = self.hardware.host
-                return Cost(host_seconds(op, host), "host", self._basis(host.source))
+                return Cost(host_seconds(op, host, self.stack), "host", self._basis(host.source))
 
     def _roofline(self, kernel: str, work: Work) -> Cost:
         efficiency, basis, foreign = self._evidence(kernel)

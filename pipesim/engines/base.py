@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
-from pipesim.workload import Batch, DecodeStep, PrefillChunk, Workload
+from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +20,10 @@ class Request:
     output_len: int
     context_len: int
     arrival: int
+    max_new_tokens: int = 0
+    """Most tokens that its client allows; 0 for its output."""
+    ignore_eos: bool = True
+    """Whether its client has fixed the length of its answer."""
     recomputed: int = 0
     """Tokens handed out before it was put back into the queue: they are prefilled again with its prompt."""
     prefilled: int = 0
@@ -69,6 +73,12 @@ class MicroBatch:
     finishing_prefill: Sequence[Request] = ()
     decode_step: int = -1
     """Index of this decode step within its slot; −1 for prefill alone."""
+
+    @property
+    def outputs(self) -> int:
+        """Requests that get tokens of it."""
+        decode = self.batch.decode if isinstance(self.batch, MixedStep) else self.batch
+        return len(self.finishing_prefill) + (decode.requests if isinstance(decode, DecodeStep) else 0)
 
     @property
     def prefills(self) -> bool:

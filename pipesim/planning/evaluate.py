@@ -97,7 +97,7 @@ def consider(predictor: Predictor, workload: Workload, percentile: Percentile) -
     steady = predictor.steady_state(load)
     tpot = steady.step_time_s / predictor.deployment.engine.tokens_per_step
     e2e = load.concurrency * load.output_len / steady.output_tokens_per_s
-    ttft = max(steady.prefill_time_s, e2e - (load.output_len - 1) * tpot)
+    ttft = max(steady.prefill_time_s + steady.front_end_s, e2e - (load.output_len - 1) * tpot)
     output = min(steady.output_tokens_per_s, rate * load.output_len)
     slots = steady.micro_batches * predictor.deployment.plan.replicas
     in_server = slots * steady.requests_per_micro_batch

@@ -79,10 +79,15 @@ class _Lender:
 
     def table(self, key: str, relative: Document) -> None:
         """The entries of a table as they are. They are the host's and engine's, not the GPU's: their basis stays."""
-        own, table = self.result.get(key, {}), relative[key]
-        if "source" in table and "source" not in own:
-            table = {**table, "source": self._source(table["source"], relative, self.borrowing.profile, None)}
-        self.result[key] = {**table, **own}
+        own = self.result.get(key, {})
+        self.result[key] = {**self._as_is(relative[key], relative, "source" in own), **own}
+
+    def _as_is(self, table: Document, relative: Document, own_source: bool = False) -> Document:
+        """Returns a table, and the tables in it, under sources of this box."""
+        lent = {key: self._as_is(value, relative) if isinstance(value, dict) else value for key, value in table.items()}
+        if "source" in table and not own_source:
+            lent["source"] = self._source(table["source"], relative, self.borrowing.profile, None)
+        return lent
 
     def efficiencies(self, relative: Document) -> None:
         own = self.result.get("efficiency", {})

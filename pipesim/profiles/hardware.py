@@ -170,6 +170,30 @@ class Network(Frozen):
     source: str
 
 
+class FrontEnd(Frozen):
+    """What stands between clients and an engine's scheduler: one process for HTTP and tokenizer, one that detokenizes.
+
+    An event loop goes round: of requests that come together all are parsed before the first is encoded, so that they
+    reach the scheduler one encoding apart.
+    """
+
+    per_request: Seconds
+    """Serial CPU time to receive and parse a request."""
+    per_dispatch: Seconds
+    """Serial CPU time to hand an encoded request to the scheduler."""
+    per_prompt_token: Seconds
+    """Serial CPU time to encode one token of a prompt."""
+    per_output: Seconds
+    """Serial CPU time to decode and send on what one step gave to one request."""
+    latency: Seconds
+    """Time of one request beside the serial one, until the scheduler has it."""
+    round_trip: Seconds
+    """From the last token of an answer to the same client's next request."""
+    log_std: float = Field(default=0.6, ge=0)
+    """Log standard deviation of all of these together."""
+    source: str
+
+
 class HostTimes(Frozen):
     """CPU times of the serving engine on this host."""
 
@@ -189,6 +213,8 @@ class HostTimes(Frozen):
     """One turn of the engine's loop over an empty micro-batch slot."""
     message: Seconds
     """One CPU message between two ranks (gloo)."""
+    front_end: dict[str, FrontEnd] = Field(default_factory=dict)
+    """By engine. A profile that states none has those of `profiles/front_end.toml`."""
     source: str
 
 
@@ -246,6 +272,7 @@ class HardwareProfile(Frozen):
             ("memory_reserve", self.memory_reserve.source),
             ("host", self.host.source),
         ]
+        parts += [(f"host.front_end.{name}", entry.source) for name, entry in self.host.front_end.items()]
         parts += [(f"efficiency.{name}", entry.source) for name, entry in self.efficiency.items()]
         parts += [(f"collectives[{i}]", entry.source) for i, entry in enumerate(self.collectives)]
         if self.network:

@@ -199,6 +199,11 @@ def _filled_in(document: dict[str, Any], path: Path, above: tuple[str, ...], bel
         if borrowing.collectives is not None:
             linked = _below(borrowing.collectives, path, "borrows.collectives", chain, below)
         document = with_borrowed(document, borrowing, relative, linked)
+    host, sources = document.get("host"), document.get("sources")
+    if isinstance(host, dict) and isinstance(sources, dict) and "front_end" not in host:
+        usual = read_toml(Path(__file__).with_name("front_end.toml"))
+        host, sources = {**usual["host"], **host}, {**usual["sources"], **sources}
+        document = {**document, "host": host, "sources": sources}
     return document
 
 

@@ -105,11 +105,13 @@ class StageRun:
         for launch in parcel.launches:
             self._left[launch] = self._now
         yield self._environment.timeout(price.result_return + price.process)
-        ended, goes_round = self._policy.complete(parcel, self._now)
+        outputs = len(parcel.decoding) + sum(len(prompts.finished) for prompts in parcel.prompts)
+        seen = self._server.deliver(self._now, outputs)
+        ended, goes_round = self._policy.complete(parcel, seen)
         if goes_round:
             self._waiting[0].append(goes_round)
         if ended:
-            self._users.ended(self._server, len(ended))
+            self._users.ended(self._server, len(ended), seen)
         self._rouse(0)
 
     def _add(self, stage: int, parcel: Parcel) -> None:

@@ -11,7 +11,7 @@ import simpy
 
 from pipesim.engines import MicroBatch, Policy, Request, StagePolicy
 from pipesim.engines.base import LoopShape
-from pipesim.passes import PriceBatch
+from pipesim.passes import NO_FRONT_END, FrontEndPrice, PriceBatch
 from pipesim.simulation.assembly import Launches, of_passages
 from pipesim.simulation.hosts import EventPipelineOfHosts, PassPipelineOfHosts
 from pipesim.simulation.rebatching import StageRun
@@ -44,6 +44,7 @@ def simulate_together(  # noqa: PLR0913 - all but the first three are named at t
     detail: Detail = "pass",
     operations: ListOperations | None = None,
     max_concurrency: int | None = None,
+    front_end: FrontEndPrice = NO_FRONT_END,
 ) -> list[Timeline]:
     """Returns the timelines of some equal servers; each request is sent to the one with the fewest in it.
 
@@ -58,10 +59,11 @@ def simulate_together(  # noqa: PLR0913 - all but the first three are named at t
         detail: "pass", "stage" or "op": same times, more or fewer events and spans.
         operations: lists the priced operations of a batch on a stage; needed for detail "op".
         max_concurrency: most requests in the servers in an open loop; None for no limit.
+        front_end: what each server's takes; nothing if none is given.
     """
     environment = simpy.Environment(initial_time=0)
     listed = operations if detail == "op" else None
-    servers = [Server(environment, policy) for policy in policies]
+    servers = [Server(environment, policy, front_end) for policy in policies]
     runs: list[_Run | StageRun] = []
     for policy, server in zip(policies, servers, strict=True):
         policy.measure(lambda batch: price(batch).totals[0])
@@ -155,18 +157,20 @@ class _Run:
                 pipeline.exchange(now)
             self._recent.append(launched)
             ended: list[Request] = []
+            seen = now
             if result := launched if shape.result_lag == 0 else result:
                 if (pending := pipeline.pending(result.passage)) is not None:
                     yield pending
                     clock = self._now
                 now = max(now, result.passage.result) + result.passage.price.process
-                ended = policy.complete(result.micro_batch, now)
+                seen = self._server.deliver(now, result.micro_batch.outputs)
+                ended = policy.complete(result.micro_batch, seen)
             if launched and shape.send_after_processing:
                 pipeline.release(launched.passage, now)
             yield environment.timeout(now - clock)
             begin = now
             if ended:
-                self._users.ended(self._server, len(ended))
+                self._users.ended(self._server, len(ended), seen)
             turn += 1
 
     def _formed(self, micro_batch: MicroBatch) -> _Launched:

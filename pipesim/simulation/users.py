@@ -1,13 +1,19 @@
 """Those who send requests, in a closed or an open loop, to one server or to the least loaded of several."""
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 import simpy
 
 from pipesim.engines import Request
 from pipesim.engines.base import DecodeGaps
+from pipesim.passes import NO_FRONT_END, FrontEndPrice
+
+
+def later(environment: simpy.Environment, delay: int, act: Callable[[], None]) -> None:
+    """Does something after a delay [ps]."""
+    environment.timeout(delay).callbacks.append(lambda _: act())
 
 
 class Queue(Protocol):
@@ -22,9 +28,9 @@ class Queue(Protocol):
 
 
 class Server:
-    """One scheduler as its users see it."""
+    """One scheduler as its users see it: through a process that takes requests in and one that hands out tokens."""
 
-    def __init__(self, environment: simpy.Environment, queue: Queue) -> None:
+    def __init__(self, environment: simpy.Environment, queue: Queue, front_end: FrontEndPrice) -> None:
         self.arrived = environment.event()
         """What a scheduler that has nothing to do waits for."""
         self.requests: list[Request] = []
@@ -33,11 +39,48 @@ class Server:
         """Gaps and cycles recorded when each request ended."""
         self.inside = 0
         self._environment, self._queue = environment, queue
+        self.front_end = front_end
+        self._to_do: deque[tuple[Request, bool]] = deque()
+        """What the intake has before it: requests, and whether they are parsed already."""
+        self._busy = False
+        self._output_free = 0
 
     def submit(self, request: Request) -> None:
-        """Takes a request in."""
+        """Takes a request in; the scheduler has it as soon as the front end is through with it."""
         self.inside += 1
         self.requests.append(request)
+        if self.front_end == NO_FRONT_END:
+            self._queue_up(request)
+        else:
+            later(self._environment, self.front_end.latency, lambda: self._take(request, parsed=False))
+
+    def _take(self, request: Request, parsed: bool) -> None:
+        self._to_do.append((request, parsed))
+        if not self._busy:
+            self._work()
+
+    def _work(self) -> None:
+        """The intake's event loop: the first of what is to do, and what follows from it goes to the end."""
+        self._busy = bool(self._to_do)
+        if self._busy:
+            request, parsed = self._to_do.popleft()
+            own = self.front_end
+            seconds = own.encode(request.context_len + request.input_len) if parsed else own.per_request
+            later(self._environment, seconds, lambda: self._worked(request, parsed))
+
+    def _worked(self, request: Request, parsed: bool) -> None:
+        if parsed:
+            self._queue_up(request)
+        else:
+            self._to_do.append((request, True))
+        self._work()
+
+    def deliver(self, at: int, outputs: int) -> int:
+        """Returns when clients see what a step gave to some requests, known to the scheduler's host `at` a time."""
+        self._output_free = max(at, self._output_free) + outputs * self.front_end.per_output
+        return self._output_free
+
+    def _queue_up(self, request: Request) -> None:
         self._queue.submit(request)
         self.arrived.succeed()
         self.arrived = self._environment.event()
@@ -79,10 +122,20 @@ class Users:
         self._places = limit if users is None else len(first)
         environment.process(self._send(sorted(first, key=lambda request: request.arrival)))
 
-    def ended(self, server: Server, requests: int) -> None:
-        """Every request that has ended makes room for the next that waits: its user's own, in a closed loop."""
+    def ended(self, server: Server, requests: int, seen: int) -> None:
+        """Every request that has ended makes room for the next that waits: its user's own, in a closed loop.
+
+        Its client sees its end at the time `seen`, and asks a round trip later.
+        """
         self.unfinished -= requests
         server.let_go(requests)
+        delay = seen + server.front_end.round_trip - int(self._environment.now)
+        if delay:
+            later(self._environment, delay, lambda: self._make_room(requests))
+        else:
+            self._make_room(requests)
+
+    def _make_room(self, requests: int) -> None:
         for _ in range(requests):
             if self._unsent:
                 request = self._unsent.popleft()
