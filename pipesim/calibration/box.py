@@ -17,6 +17,8 @@ from pipesim.profiles.hardware import Gpu
 from pipesim.profiles.store import check_hardware_document, read_toml
 
 WIDTH = 80
+SMALL_KERNEL = 2.2e-6
+"""GPU time [s] of a small kernel inside a measured block."""
 GEMM_FORMATS = {"fp8": ["fp8_block", "fp8"], "nvfp4": ["nvfp4"]}
 """Number formats of the tables by storage, the preferred one first."""
 
@@ -63,6 +65,7 @@ def fit_kernels(system: str, gpu: Gpu) -> tuple[KernelFit, ...]:
     found += [cases.gemm_cases(system, storage, GEMM_FORMATS[storage]) for storage in narrow]
     found += [[attention] for attention in grouped_cases(system)]
     found += [cases.decode_cases(system, gpu, memory), cases.prefill_cases(system)]
+    found.append(cases.module_prefill_cases(system, gpu, gemm.constants, SMALL_KERNEL))
     fits = [gemm, *(fit_kernel(candidates, gpu) for candidates in found if candidates)]
     if absorb := cases.absorb_cases(system):
         note = "these rows are warm in L2, so the memory rate is that of the cold GEMMs; held-out errors are as is"

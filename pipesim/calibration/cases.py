@@ -8,6 +8,8 @@ import numpy as np
 
 from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
 from pipesim.cost.experts import activation_bytes, counted_expert_work
+from pipesim.cost.roofline import roofline_seconds
+from pipesim.families.latent import absorbed_prefill_work, expanded_prefill_work
 from pipesim.importers import STACKS
 from pipesim.importers import kernel_tables as kernels
 from pipesim.importers.kernel_tables import AbsorbRow, GemmRow, LatentRow, MoeRow, Table
@@ -19,6 +21,14 @@ Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
 """MLA dimensions of DeepSeek-V3 and of the Kimi K2 family, which the tables are measured at."""
+HIDDEN, Q_RANK = 7168, 1536
+"""Of DeepSeek-V3, whose attention blocks are measured."""
+ABSORBED_KERNELS = frozenset({"triton", "flash_attention"})
+"""Kernels of the tables' context_mla rows that attend to the latent itself."""
+EXPANDED_MODULE = "FLASH_ATTN"
+"""Rows of vLLM's whole blocks that expand keys and values; short prompts go through the decode kernels."""
+SMALL_IN_BLOCK = 4
+"""Norms, rotary embedding and KV write of a block."""
 HEADS = (8, 16, 32, 64)
 """Heads on a rank of the decode rows used."""
 SHORTEST, LONGEST = 512, 131072
@@ -114,8 +124,8 @@ def expert_cases(system: str, storage: str, stack: str) -> list[Cases]:
 
 
 def decode_cases(system: str, gpu: Gpu, ceiling: float) -> list[Cases]:
-    """Returns decode attention kernels of the default stack, or the first that timed the kernel alone."""
-    table = kernels.find_table(system, "mla", "generation_mla", (STACKS[0], STACKS[2]))
+    """Returns decode attention kernels of the default stack; TensorRT-LLM's does not split the KV as its are seen to."""
+    table = kernels.find_table(system, "mla", "generation_mla", STACKS[:1])
     rows = kernels.read_latent(table.path) if table else ()
     chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST]
     if table is None or not chosen:
@@ -151,23 +161,70 @@ def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling
 
 
 def prefill_cases(system: str) -> list[Cases]:
-    """Returns prefill attention kernels without a prefix, from 128 tokens."""
+    """Returns prefill attention kernels without a prefix, from 128 tokens, in the form that the table's kernel has.
+
+    SGLang's Triton and FlashAttention rows time attention to the latent itself, 576 and 512 dimensions a head; those of
+    TensorRT-LLM's kernel time expanded keys and values. The other form would give rates of a fifth of what such kernels
+    reach, or above the peak.
+    """
     table = kernels.find_table(system, "mla", "context_mla", (STACKS[0], STACKS[2]))
     rows = [row for row in (kernels.read_latent(table.path) if table else ()) if row.new_tokens >= 128]
     rows = [row for row in rows if row.heads in HEADS]
     if table is None or not rows:
         return []
-    per_pair, per_token = 2.0 * (NOPE + ROPE + VALUE), 2.0 * (2 * (NOPE + ROPE) + 2 * VALUE)
-    works = [
-        Work(
-            per_pair * row.heads * row.requests * row.new_tokens * (row.new_tokens + 1) / 2,
-            per_token * row.heads * row.requests * row.new_tokens,
-        )
-        for row in rows
-    ]
-    text = f"prompts of 128 tokens and more, {HEADS[0]} to {HEADS[-1]} heads"
-    measured = [(row.new_tokens, row.seconds) for row in rows]
-    return [make_cases("mla_prefill", table, text, works, measured, LENGTH_BANDS)]
+    absorbed = rows[0].kernel in ABSORBED_KERNELS
+    work = absorbed_prefill_work if absorbed else expanded_prefill_work
+    dims = (LATENT, ROPE) if absorbed else (NOPE + ROPE, VALUE)
+    form = f"absorbed, kernel {rows[0].kernel}" if absorbed else "keys and values expanded"
+    text = f"prompts of 128 tokens and more, {HEADS[0]} to {HEADS[-1]} heads, {form}"
+    return [_prefill("mla_prefill_absorbed" if absorbed else "mla_prefill", table, text, rows, work, dims)]
+
+
+def module_prefill_cases(system: str, gpu: Gpu, gemm: dict[str, float], small_kernel: float) -> list[Cases]:
+    """Returns expanded attention inside whole blocks: the block's time less that of its products, as pipesim has them.
+
+    From 2,048 tokens, since in shorter prompts little of a block is attention, and where it is a third or more.
+    """
+    table = kernels.find_table(system, "mla", "mla_context_module", STACKS[1:2])
+    rows = [row for row in (kernels.read_latent(table.path) if table else ()) if row.kernel == EXPANDED_MODULE]
+    rows = [row for row in rows if row.heads in HEADS and row.new_tokens >= 2048]
+    if table is None or not rows:
+        return []
+    products = np.array([_products_seconds(row, gpu, gemm) for row in rows]) + SMALL_IN_BLOCK * small_kernel
+    rest = [(row, row.seconds - float(other)) for row, other in zip(rows, products, strict=True)]
+    rows = [row._replace(seconds=left) for row, left in rest if left > row.seconds / 3.0]
+    text = f"whole blocks of 2048 tokens and more less their products, {HEADS[0]} to {HEADS[-1]} heads, expanded"
+    dims = (NOPE + ROPE, VALUE)
+    return [_prefill(f"mla_prefill@{STACKS[1]}", table, text, rows, expanded_prefill_work, dims)] if rows else []
+
+
+def _products_seconds(row: LatentRow, gpu: Gpu, gemm: dict[str, float]) -> float:
+    """Returns the time [s] of the four products of a block (families/latent.py) by the constants of cold GEMMs."""
+    m, h = row.requests * row.new_tokens, row.heads
+    shapes = (
+        (Q_RANK + LATENT + ROPE, HIDDEN),
+        (h * (NOPE + ROPE), Q_RANK),
+        (h * (NOPE + VALUE), LATENT),
+        (HIDDEN, h * VALUE),
+    )
+    efficiency = BLANK.model_copy(update=gemm)
+    works = [Work(2.0 * m * n * k, 2.0 * n * k + 2.0 * m * (n + k)) for n, k in shapes]
+    return sum(roofline_seconds(work, gpu, efficiency)[0] for work in works)
+
+
+def _prefill(
+    kernel: str,
+    table: Table,
+    text: str,
+    rows: Sequence[LatentRow],
+    work: Callable[[int, int, int, float, float, float], Work],
+    dims: tuple[int, int],
+) -> Cases:
+    works = []
+    for row in rows:
+        tokens = row.requests * row.new_tokens
+        works.append(work(row.heads, *dims, tokens, tokens * (row.new_tokens + 1) / 2, tokens))
+    return make_cases(kernel, table, text, works, [(row.new_tokens, row.seconds) for row in rows], LENGTH_BANDS)
 
 
 def absorb_cases(system: str) -> list[Cases]:

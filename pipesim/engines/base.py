@@ -204,8 +204,8 @@ class Engine:
     """(deployment, requests, tokens they hold in all) → their decode step."""
     slots_are_flags: bool
     """Whether a slot cap and an async depth are flags of the engine."""
-    absorbs_context: Callable[[Deployment], bool]
-    """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
+    absorbs: Callable[[Deployment, int, int], bool]
+    """(deployment, prompt tokens, tokens in the KV cache) → whether they attend to the latent itself (MLA)."""
     last_worker_waits: Callable[[Deployment], bool]
     """Whether the last stage's GPU waits for its own worker's turn before the next launch."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]

@@ -26,6 +26,11 @@ RETRACT_STEPS = 20
 """Share of its output that a running request is reckoned to need still, how it decays, and tokens added on a
 retraction (srt/environ.py, `SGLANG_INIT_NEW_TOKEN_RATIO` and its kin)."""
 
+CAPTURED_MLA_TOKENS, OLD_CAPTURED_MLA_TOKENS = 8192, 2048
+"""Largest captured prompt launch of an MLA model, and that of 0.5.10 to 0.5.14."""
+EXPANDED_PREFIX = 8192
+"""Tokens in the KV cache from which fa3 expands them (srt/environ.py `SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD`)."""
+
 
 class MemoryClass(NamedTuple):
     """Defaults for GPUs of less than some memory (srt/server_args.py `_handle_gpu_memory_settings`)."""
@@ -175,14 +180,33 @@ def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -
     return min(slots, -(-in_server // requests)), requests
 
 
-def absorbs_context(deployment: Deployment) -> bool:
-    """Returns whether a prompt with tokens in the KV cache attends to the MLA latent itself.
+def largest_captured_prefill(deployment: Deployment) -> int:
+    """Returns the most tokens of a prompt launch that a CUDA graph replays for an MLA model, 0 for none.
 
-    The Triton backend does (models/deepseek_common/attention_backend_handler.py `handle_attention_triton`), which is
-    the default but on Hopper (fa3) and data centre Blackwell (flashinfer): arg_groups/model_override_base.py
-    `get_default_attn_backend`. These expand keys and values of a long prefix chunk by chunk.
+    Graphs of prompts are off under PP, under DCP, on the data centre Blackwell backend of DeepSeek, and for mixed
+    batches (arg_groups/cuda_graph_hook.py, runner/prefill_cuda_graph_runner.py `can_replay_locally`). Their limit is a
+    chunk, and 8,192 tokens (arg_groups/memory_hook.py); up to 0.5.14 2,048, without vision models and DP attention.
     """
-    return deployment.hardware.gpu.architecture not in {"sm_90", "sm_100"}
+    plan, engine = deployment.plan, deployment.engine
+    off = not engine.cuda_graph or plan.pp > 1 or plan.dcp > 1 or engine.enable_mixed_chunk
+    old = engine.version_before((0, 5, 15))
+    off = off or (old and (deployment.model.vision_tower > 0 or plan.attention_dp > 1))
+    if off or deployment.hardware.gpu.architecture == "sm_100":
+        return 0
+    return min(chunked_prefill_size(deployment), OLD_CAPTURED_MLA_TOKENS if old else CAPTURED_MLA_TOKENS)
+
+
+def absorbs(deployment: Deployment, tokens: int, context: int) -> bool:
+    """Returns whether prompt tokens attend to the MLA latent itself, or to keys and values expanded from it.
+
+    models/deepseek_common/attention_backend_handler.py: a captured launch always does. Otherwise fa3, the default on
+    Hopper, does over a short prefix, flashinfer and trtllm_mla on data centre Blackwell never, and Triton, the default
+    elsewhere, over any prefix (arg_groups/model_override_base.py `get_default_attn_backend`).
+    """
+    if tokens <= largest_captured_prefill(deployment):
+        return True
+    architecture = deployment.hardware.gpu.architecture
+    return architecture != "sm_100" and 0 < context < (EXPANDED_PREFIX if architecture == "sm_90" else inf)
 
 
 class SglangPolicy(SlotScheduler):
@@ -194,7 +218,6 @@ class SglangPolicy(SlotScheduler):
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         rows = max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), rows, kv_capacity, deployment.engine)
-        self.absorbs_context = absorbs_context(deployment)
         self._cap = micro_batch_cap(deployment, kv_capacity)
         self._new_token_ratio = FIRST_NEW_TOKEN_RATIO
         self._prefill_budget = prefill_budget(deployment)
@@ -210,6 +233,10 @@ class SglangPolicy(SlotScheduler):
             base, positions = chunked_prefill_size(self._deployment), self._deployment.model.max_positions
             smooth = self._settings.dynamic_chunking_smooth_factor
             self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
+
+    def absorbs(self, tokens: int, context: int) -> bool:
+        """Returns whether prompt tokens attend to the MLA latent itself."""
+        return absorbs(self._deployment, tokens, context)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
@@ -287,7 +314,7 @@ ENGINE = Engine(
     prefill_budget=prefill_budget,
     decode_batch=_decode_batch,
     slots_are_flags=True,
-    absorbs_context=absorbs_context,
+    absorbs=absorbs,
     last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )

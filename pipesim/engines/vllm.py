@@ -147,7 +147,7 @@ ENGINE = Engine(
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
     slots_are_flags=False,
-    absorbs_context=lambda _: False,
+    absorbs=lambda *_: False,
     last_worker_waits=last_worker_waits,
     decode_slots=decode_slots,
 )

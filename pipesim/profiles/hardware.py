@@ -21,12 +21,19 @@ class Gpu(Frozen):
     """Memory that the driver reports, for example "97887 MiB"."""
     memory_bandwidth: BytesPerSecond
     """Quoted peak; efficiencies are relative to it."""
+    memory_clock_bandwidth: BytesPerSecond | None = None
+    """What the memory clock gives that the cards run at, where it is not the quoted one: no kernel reads faster."""
     multiprocessors: int = Field(ge=1)
     architecture: str = ""
     """Compute capability, such as "sm_90": engines choose attention kernels by it. Left out where it is not known."""
     tensor_rate: dict[str, FlopsPerSecond]
     """Dense matrix rate by number format ("bf16", "fp8"); efficiencies are relative to it."""
     source: str
+
+    @property
+    def most_memory(self) -> float:
+        """The largest memory efficiency that the memory's clock allows."""
+        return min(1.0, (self.memory_clock_bandwidth or self.memory_bandwidth) / self.memory_bandwidth)
 
 
 class Efficiency(Frozen):
