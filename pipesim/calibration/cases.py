@@ -33,6 +33,10 @@ HEADS = (8, 16, 32, 64)
 """Heads on a rank of the decode rows used."""
 SHORTEST, LONGEST = 512, 131072
 """KV lengths of the decode rows used."""
+FEW_EXPERT_BYTES = 16e6
+FEW_BYTES = 8e6
+"""KV that takes some microseconds to read from anywhere."""
+COLD = f"colder than L2 or below {FEW_BYTES / 1e6:.0f} MB"
 BLANK = Efficiency.model_validate({"compute": 1.0, "memory": 1.0, "floor": "0 s", "fit_error": 0.0, "source": ""})
 """An entry to fill in."""
 TOKEN_BANDS = (1, 32, 128, 512, 2048)
@@ -101,19 +105,23 @@ def gemm_cases(system: str, storage: str, dtypes: Sequence[str]) -> list[Cases]:
 
 
 def expert_cases(system: str, storage: str, stack: str) -> list[Cases]:
-    """Returns routed experts that read more than the L2 cache: with weights read once, and again per row block."""
+    """Returns routed experts that read more than the L2 cache, or little: with weights read once, and per row block.
+
+    The little show what a call takes at least; between, weights stay in L2 from one timed call to the next.
+    """
     table = kernels.find_table(system, "moe", "moe", [stack])
     dtype, wanted, text = MOE_ROWS[storage]
     l2 = kernels.l2_bytes(system)
     rows = []
     for row in kernels.read_moe(table.path, dtype) if table else ():
         op = experts_op(row, storage)
-        if wanted(row) and op.weights_per_expert * op.bytes_per_weight * np.count_nonzero(collector_rows(row)) > l2:
+        size = op.weights_per_expert * op.bytes_per_weight * np.count_nonzero(collector_rows(row))
+        if wanted(row) and not FEW_EXPERT_BYTES < size <= l2:
             rows.append((row, op))
     if table is None or not rows:
         return []
     kernel = f"moe_{storage}" if stack == STACKS[0] else f"moe_{storage}@{stack}"
-    text = f"{storage}, {text}, TP 1 to 8, three routings, weights read above {l2 / 2**20:.0f} MiB"
+    text = f"{storage}, {text}, TP 1 to 8, three routings, weights above {l2 / 2**20:.0f} MiB or below 16 MB"
     candidates = []
     for reread in (0.0, 1.0):
         works = [counted_expert_work(op, collector_rows(row), reread) for row, op in rows]
@@ -128,12 +136,19 @@ def decode_cases(system: str, gpu: Gpu, ceiling: float) -> list[Cases]:
     table = kernels.find_table(system, "mla", "generation_mla", STACKS[:1])
     rows = kernels.read_latent(table.path) if table else ()
     chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST]
+    chosen = [row for row in chosen if _cold(row, system)]
     if table is None or not chosen:
         return []
-    text = f"BF16 KV of {SHORTEST} to {LONGEST} tokens, {HEADS[0]} to {HEADS[-1]} heads"
+    text = f"BF16 KV of {SHORTEST} to {LONGEST} tokens, {COLD}, {HEADS[0]} to {HEADS[-1]} heads"
     return [
         replace(latent_cases("mla_decode", table, text, chosen, gpu, form), ceiling=ceiling) for form in SPLIT_RULES
     ]
+
+
+def _cold(row: LatentRow, system: str) -> bool:
+    """Whether the KV is too large to stay in the L2 cache between timed calls, or so small that it does not matter."""
+    size = row.requests * row.kv_tokens * (LATENT + ROPE) * row.element_bytes
+    return size > kernels.l2_bytes(system) or size < FEW_BYTES
 
 
 def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling: float) -> list[Cases]:
@@ -148,11 +163,11 @@ def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling
         shortest = base[row.heads, row.requests]
         extra = row.seconds - shortest.seconds
         inside = row.heads in HEADS and row.requests <= 256 and SHORTEST <= row.kv_tokens <= LONGEST + 1
-        if inside and shortest.kv_tokens <= 4 and extra > 0:
+        if inside and shortest.kv_tokens <= 4 and extra > 0 and _cold(row, system):
             chosen.append(row._replace(seconds=extra + floor))
     if table is None or not chosen:
         return []
-    text = f"whole blocks with BF16 KV of {SHORTEST} to {LONGEST} tokens less those of 3 tokens, 1 to 256 requests"
+    text = f"whole blocks with BF16 KV of {SHORTEST} to {LONGEST} tokens, {COLD}, less those of 3 tokens, to 256 requests"
     kernel = f"mla_decode@{stack}"
     return [
         replace(latent_cases(kernel, table, text, chosen, gpu, form), ceiling=ceiling, known_floor=floor)
@@ -305,8 +320,12 @@ def latent_cases(
     ops = [latent_op(row) for row in chosen]
     works = [latent_decode_work(op, gpu.multiprocessors, rule.head_block) for op in ops]
     cases = make_cases(kernel, table, rows, works, [(row.kv_tokens, row.seconds) for row in chosen], LENGTH_BANDS)
-    serial = np.array([partial_result_bytes(op, rule) for op in ops])
-    return replace(cases, serial_bytes=serial, split_tokens=np.array([split_tokens(op, rule) for op in ops]), form=form)
+    return replace(
+        cases,
+        serial_bytes=np.array([partial_result_bytes(op, rule) for op in ops]),
+        split_tokens=np.array([split_tokens(op, rule) for op in ops]),
+        form=form,
+    )
 
 
 RATES = {"fp8": "fp8", "nvfp4": "fp4"}
