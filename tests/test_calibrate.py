@@ -222,22 +222,22 @@ class TestWriting:
 
     def test_comments_and_all_other_entries_stay(self, profile: Path, fit: KernelFit) -> None:
         before = profile.read_text(encoding="utf-8")
-        changed = before.replace("[efficiency.mla_prefill]\n", "[efficiency.mla_prefill]\n# mine\n").replace(
-            f"compute = {fit.constants['compute']}", "compute = 0.5 # guessed"
-        )
+        changed = before.replace(
+            "[efficiency.mla_prefill_absorbed]\n", "[efficiency.mla_prefill_absorbed]\n# mine\n"
+        ).replace(f"compute = {fit.constants['compute']}", "compute = 0.5 # guessed")
         assert changed.count("# mine") == changed.count("# guessed") == 1
         profile.write_text(changed, encoding="utf-8")
         write_profile(profile, [fit])
         after = profile.read_text(encoding="utf-8")
         comments = [line for line in changed.splitlines() if line.startswith("#")]
         assert [line for line in after.splitlines() if line.startswith("#")] == comments
-        assert load_hardware(str(profile)).efficiency["mla_prefill"].compute == fit.constants["compute"]
+        assert load_hardware(str(profile)).efficiency["mla_prefill_absorbed"].compute == fit.constants["compute"]
         assert "compute = 0.5" not in after
 
     def test_sources_name_package_version_table_and_errors(self, profile: Path, fit: KernelFit) -> None:
         write_profile(profile, [fit])
         loaded = load_hardware(str(profile))
-        text = loaded.sources[loaded.efficiency["mla_prefill"].source].text
+        text = loaded.sources[loaded.efficiency["mla_prefill_absorbed"].source].text
         for part in (kernels.PACKAGE, kernels.package_version(), SYSTEM, "mla", fit.cases.table.version, "left out"):
             assert part in text
 
@@ -267,7 +267,7 @@ class TestWriting:
     def test_constants_that_no_profile_may_have_are_not_written(self, profile: Path, fit: KernelFit) -> None:
         text = profile.read_text(encoding="utf-8")
         fit.constants["compute"] = 2.0
-        with pytest.raises(ProfileError, match=r"efficiency\.mla_prefill\.compute"):
+        with pytest.raises(ProfileError, match=r"efficiency\.mla_prefill_absorbed\.compute"):
             write_profile(profile, [fit])
         assert profile.read_text(encoding="utf-8") == text
 

@@ -33,6 +33,9 @@ HEADS = (8, 16, 32, 64)
 """Heads on a rank of the decode rows used."""
 SHORTEST, LONGEST = 64, 131072
 """KV lengths of the decode rows used."""
+FEW_KV_BYTES = 8e6
+"""KV that takes some microseconds to read from anywhere."""
+COLD = f"colder than L2 or below {FEW_KV_BYTES / 1e6:.0f} MB"
 FEW_EXPERT_BYTES = 16e6
 """Weights of the experts that a small call reads in some microseconds from anywhere."""
 BLANK = Efficiency.model_validate({"compute": 1.0, "memory": 1.0, "floor": "0 s", "fit_error": 0.0, "source": ""})
@@ -133,13 +136,19 @@ def decode_cases(system: str, gpu: Gpu, ceiling: float) -> list[Cases]:
     """Returns decode attention kernels of the default stack; TensorRT-LLM's does not split the KV as its are seen to."""
     table = kernels.find_table(system, "mla", "generation_mla", STACKS[:1])
     rows = kernels.read_latent(table.path) if table else ()
-    chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST]
+    chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST and _cold(row, system)]
     if table is None or not chosen:
         return []
-    text = f"BF16 KV of {SHORTEST} to {LONGEST} tokens, {HEADS[0]} to {HEADS[-1]} heads"
+    text = f"BF16 KV of {SHORTEST} to {LONGEST} tokens, {COLD}, {HEADS[0]} to {HEADS[-1]} heads"
     return [
         replace(latent_cases("mla_decode", table, text, chosen, gpu, form), ceiling=ceiling) for form in SPLIT_RULES
     ]
+
+
+def _cold(row: LatentRow, system: str) -> bool:
+    """Whether the KV is too large to stay in the L2 cache between timed calls, or so small that it does not matter."""
+    size = row.requests * row.kv_tokens * (LATENT + ROPE) * row.element_bytes
+    return size > kernels.l2_bytes(system) or size < FEW_KV_BYTES
 
 
 def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling: float) -> list[Cases]:
@@ -153,12 +162,19 @@ def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling
     for row in rows:
         shortest = base[row.heads, row.requests]
         extra = row.seconds - shortest.seconds
-        inside = row.heads in HEADS and row.requests <= 256 and SHORTEST <= row.kv_tokens <= LONGEST + 1
+        inside = (
+            row.heads in HEADS
+            and row.requests <= 256
+            and SHORTEST <= row.kv_tokens <= LONGEST + 1
+            and _cold(row, system)
+        )
         if inside and shortest.kv_tokens <= 4 and extra > 0:
             chosen.append(row._replace(seconds=extra + floor))
     if table is None or not chosen:
         return []
-    text = f"whole blocks with BF16 KV of {SHORTEST} to {LONGEST} tokens less those of 3 tokens, 1 to 256 requests"
+    text = (
+        f"whole blocks with BF16 KV of {SHORTEST} to {LONGEST} tokens, {COLD}, less those of 3 tokens, to 256 requests"
+    )
     kernel = f"mla_decode@{stack}"
     return [
         replace(latent_cases(kernel, table, text, chosen, gpu, form), ceiling=ceiling, known_floor=floor)

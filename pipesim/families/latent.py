@@ -80,7 +80,9 @@ def _latent_decode(
 ) -> list[StageOp]:
     element = STORAGE_BYTES[model.precision.kv_cache]
     latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
-    attend = LatentDecode(batch.requests, -(-batch.kv_tokens // dcp), heads * dcp, latent, rope, element, queries=batch.queries)
+    attend = LatentDecode(
+        batch.requests, -(-batch.kv_tokens // dcp), heads * dcp, latent, rope, element, queries=batch.queries
+    )
     return context_parallel(model, [attend], dcp, batch.tokens * heads * dcp, (attention.kv_elements, latent))
 
 
