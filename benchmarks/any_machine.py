@@ -42,7 +42,7 @@ def interpreter(version: str) -> Path | None:
 
 
 def prepared(folder: Path, version: str) -> Path | None:
-    """Returns the interpreter of a fresh environment for the tests of a fresh clone beside it; None without Python."""
+    """Returns the interpreter of a fresh environment and clone with what its tests need; None without Python."""
     base = interpreter(version)
     if base is None:
         return None

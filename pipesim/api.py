@@ -103,7 +103,7 @@ def predict(
     """
     _check_count("--seeds", seeds)
     asked = _question(model, hardware, flags)
-    deployment = deploy(_model(model), _hardware(hardware), asked.plan, asked.settings)
+    deployment = deploy(_model(model), _hardware(hardware), asked.plan, asked.settings, asked.workload)
     found = Predictor(deployment).predict(asked.workload, seeds, detail, seed)
     return shown(Prediction, found, assumed=asked.defaults)
 
@@ -177,7 +177,7 @@ def plan(
     max_ttft: str | None = None,
     max_tpot: str | None = None,
     slo_percentile: Percentile = "p99",
-    rank_by: RankBy = "throughput",
+    rank_by: RankBy | None = None,
     gpu_hour_price: float | str | None = None,
     gpu_watts: float | None = None,
     total_tokens: float | None = None,
@@ -201,7 +201,7 @@ def plan(
         max_ttft: longest time to first token, such as "2 s".
         max_tpot: longest time per output token, such as "50 ms".
         slo_percentile: of TTFT, TPOT and E2E over requests, for limits and ranks.
-        rank_by: what plans that keep the limits are ranked by.
+        rank_by: what plans that keep the limits are ranked by; None for throughput, or for latency in an open loop.
         gpu_hour_price: price of a GPU-hour, or "BOX=2.5,OTHER=1.2".
         gpu_watts: power of one GPU at work, for the energy of a job.
         total_tokens: output tokens of a whole batch job.

@@ -27,6 +27,11 @@ class SteadyState:
     micro_batches: int
     requests_per_micro_batch: int
 
+    @property
+    def first_token_s(self) -> float:
+        """Time to first token of a request that finds its server's slots as they are."""
+        return self.prefill_time_s + self.front_end_s
+
 
 def cycle_time(price: PassPrice, micro_batches: int, loop: LoopShape, idle_turn: int) -> float:
     """Returns the time [ps] from one launch of a slot to its next when M equal micro-batches circulate in L slots.

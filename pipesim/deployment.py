@@ -1,50 +1,50 @@
 """Which model runs on which box, split how, under which settings: shape is checked here, bytes in the engine."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipesim.engine_settings import (
+    DEFAULT_SMOOTH_FACTOR,
+    KV_CACHE_DTYPES,
+    SERVERS,
+    AllReduceChoice,
+    EngineName,
+    EngineSettings,
+    KvCacheDtype,
+    storage_of_kv_cache,
+)
 from pipesim.errors import InfeasibleDeployment, UsageError
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import GqaAttention, ModelProfile
 
+__all__ = [
+    "DEFAULT_SMOOTH_FACTOR",
+    "KV_CACHE_DTYPES",
+    "SERVERS",
+    "AllReduceChoice",
+    "Balancer",
+    "Deployment",
+    "EngineName",
+    "EngineSettings",
+    "KvCacheDtype",
+    "ParallelPlan",
+    "storage_of_kv_cache",
+]
+
 LARGEST_DEGREE = 4096
-DEFAULT_SMOOTH_FACTOR = 0.75
-"""SGLang srt/environ.py."""
+FP8_BLOCK = 128
+"""Rows and columns of weights that share one scale (`weight_block_size` of DeepSeek-V3's FP8)."""
 ASYNC_BY_DEFAULT, ASYNC_UNDER_PP = (0, 14), (0, 22)
 """First versions of vLLM that schedule ahead by default: without PP, and with it (PR 42187, merged 2026-05)."""
-MIXED_CHUNK_UNDER_PP = (0, 5, 23)
+MIXED_UNDER_PP = "SGLang", (0, 5, 23)
 """First version of SGLang known to allow it; 0.5.10.post1 refuses (srt/server_args.py `check_server_args`)."""
-
-EngineName = Literal["sglang", "vllm", "rebatch"]
-"""rebatch is no engine that exists: every stage batches whatever waits before it (engines/rebatch.py)."""
-SERVERS: tuple[EngineName, ...] = ("sglang", "vllm")
-"""The engines that exist."""
-KvCacheDtype = Literal["auto", "bf16", "fp8"]
-KV_CACHE_DTYPES: dict[str, KvCacheDtype] = {
-    "auto": "auto",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "float16": "bf16",
-    "fp8": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "fp8_inc": "fp8",
-}
-"""What `--kv-cache-dtype` takes, in pipesim's words and in the engines'."""
-
-
-def storage_of_kv_cache(given: str) -> KvCacheDtype:
-    """Returns the storage that `--kv-cache-dtype` names. Raises UsageError for what no engine calls one."""
-    if given not in KV_CACHE_DTYPES:
-        raise UsageError("--kv-cache-dtype", given, f"one of {', '.join(KV_CACHE_DTYPES)}")
-    return KV_CACHE_DTYPES[given]
-
+PREFILL_DECODE_INTERVAL, PREFILL_SCHEDULE_INTERVAL = ("SGLang", (0, 5, 19)), ("vLLM", (0, 33))
+"""First versions with these flags (managers/scheduler.py; v1/core/sched/scheduler.py); older vLLM has the second for
+data parallelism alone."""
 
 Balancer = Literal["round-robin", "least-loaded"]
 """How requests are dealt to replicas: in turn, or to the one with the fewest in it."""
-AllReduceChoice = Literal["auto", "nccl", "custom", "pcie-oneshot"]
 
 
 @dataclass(frozen=True)
@@ -161,97 +161,6 @@ class ParallelPlan:
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """Flags of the serving engine, under the engine's own names; None stands for the engine's default."""
-
-    name: EngineName = "sglang"
-    cuda_graph: bool = True
-    pp_max_micro_batch_size: int | None = None
-    pp_async_batch_depth: int = 0
-    max_running_requests: int | None = None
-    chunked_prefill_size: int | None = None
-    mem_fraction_static: float | None = None
-    peer_access: bool | None = None
-    """None is as the box's driver has it."""
-    allreduce: AllReduceChoice = "auto"
-    kv_cache_dtype: KvCacheDtype = "auto"
-    """auto is the model's own."""
-    gpu_memory_utilization: float | None = None
-    """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
-    async_scheduling: bool | None = None
-    """vLLM's; None is the default of its `version`, see `Deployment.async_scheduling`."""
-    cap_decodes_per_step: bool = False
-    """vLLM's open proposal (PR 57433): at most ceil(max_num_seqs / pp) decodes in one step."""
-    enable_mixed_chunk: bool = False
-    """SGLang's: the decode requests of a slot run in one launch with its prompt tokens, not a turn later."""
-    enable_dynamic_chunking: bool = False
-    """SGLang's under PP: chunks of a long prompt shrink so that each takes about as long."""
-    dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
-    """Share of the way from the set chunk size to the one of equal time (`SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR`)."""
-    speculative_acceptance: tuple[float, ...] = ()
-    """Probability that a draft token is accepted when those before it were, by position; empty without a draft."""
-    version: str | None = None
-    """Version of the engine that runs, if known."""
-
-    def __post_init__(self) -> None:
-        limits = {
-            "--pp-max-micro-batch-size": (self.pp_max_micro_batch_size, 1, 1_000_000),
-            "--pp-async-batch-depth": (self.pp_async_batch_depth, 0, 64),
-            "--max-running-requests": (self.max_running_requests, 1, 1_000_000),
-            "--chunked-prefill-size": (self.chunked_prefill_size, 16, 10_000_000),
-        }
-        for flag, (value, low, high) in limits.items():
-            if value is not None and not low <= value <= high:
-                raise UsageError(flag, value, f"a whole number from {low} to {high:,}")
-        if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
-            raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
-        if not all(0.0 <= acceptance <= 1.0 for acceptance in self.speculative_acceptance):
-            raise UsageError("--speculative-acceptance", self.speculative_acceptance, "numbers from 0 to 1")
-        self._check_chunking()
-        if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise UsageError("--gpu-memory-utilization", self.gpu_memory_utilization, "a number above 0 and at most 1")
-
-    def _check_chunking(self) -> None:
-        for flag, given in (
-            ("--enable-mixed-chunk", self.enable_mixed_chunk),
-            ("--enable-dynamic-chunking", self.enable_dynamic_chunking),
-        ):
-            if given and self.name != "sglang":
-                raise UsageError(f"{flag} with --engine", self.name, "sglang (the others mix in any case, or cannot)")
-        if self.enable_mixed_chunk and self.draft_tokens:
-            raise UsageError("--enable-mixed-chunk", True, "no such flag beside a draft, as the engine does,")
-        smooth = self.dynamic_chunking_smooth_factor
-        if not 0.0 <= smooth <= 1.0:
-            raise UsageError("--dynamic-chunking-smooth-factor", smooth, "a number from 0 to 1")
-        if smooth != DEFAULT_SMOOTH_FACTOR and not self.enable_dynamic_chunking:
-            raise UsageError("--dynamic-chunking-smooth-factor", smooth, "--enable-dynamic-chunking beside it")
-
-    @property
-    def kernels(self) -> str:
-        """The engine whose kernels run: a scheduler that does not exist is taken to drive SGLang's."""
-        return "sglang" if self.name == "rebatch" else self.name
-
-    def version_before(self, version: tuple[int, ...]) -> bool:
-        """Returns whether the engine is known to be older than a version."""
-        parts = re.findall(r"\d+", self.version or "")[: len(version)]
-        return bool(parts) and tuple(map(int, parts)) < version
-
-    @property
-    def draft_tokens(self) -> int:
-        """Draft tokens of one round; 0 without speculation."""
-        return len(self.speculative_acceptance)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Mean tokens a request gains per decode step: the model's own, and the draft's up to the first refusal."""
-        gained, reached = 1.0, 1.0
-        for acceptance in self.speculative_acceptance:
-            reached *= acceptance
-            gained += reached
-        return gained
-
-
-@dataclass(frozen=True)
 class Deployment:
     """A model on a box under a plan and engine settings, with the layers of every stage settled.
 
@@ -267,6 +176,10 @@ class Deployment:
     engine: EngineSettings
     layers: tuple[int, ...] = field(default=())
     """Layers of each stage; filled in by `engines.deploy`."""
+    memory_share: float | None = None
+    """Share of a GPU's memory that the engine runs with (see `engines.share`); filled in as well."""
+    memory_note: str = ""
+    """Why that is not the engine's own default, where nobody stated it."""
 
     def __post_init__(self) -> None:
         self._check_division()
@@ -313,6 +226,7 @@ class Deployment:
                 raise UsageError("--tp", tp, f"a number that divides the {size} {what} of {model.name}")
         self._check_kv_heads()
         self._check_experts()
+        self._check_blocks()
         if self.plan.pp > model.layers:
             raise UsageError(
                 "--pp", self.plan.pp, f"at most one stage for each of the {model.layers} layers of {model.name}"
@@ -344,6 +258,30 @@ class Deployment:
                 "many; the engine stops at start-up otherwise)",
             )
 
+    def _check_blocks(self) -> None:
+        """Refuses ranks that would cut a block of weights with one scale (SGLang layers/quantization/fp8.py).
+
+        vLLM's rule alike (`validate_fp8_block_shape`). From 0.33 on it splits the scales of experts for kernels that
+        were never measured: refused as well.
+        """
+        model, plan = self.model, self.plan
+        moe, attention = model.moe, model.attention
+        value_dim = attention.head_dim if isinstance(attention, GqaAttention) else attention.v_head_dim
+        for kind, columns, ranks in (
+            ("routed_experts", moe.expert_intermediate if moe else 0, plan.moe_tp),
+            ("shared_expert", moe.shared_columns if moe else 0, plan.tp),
+            ("dense_mlp", model.dense_columns, plan.tp),
+            ("attention", attention.heads * value_dim, plan.attention_tp),
+        ):
+            if getattr(model.precision, kind) == "fp8-block" and (columns // ranks) % FP8_BLOCK:
+                raise UsageError(
+                    "--tp" if kind != "routed_experts" or plan.ep == 1 else f"--tp with --ep {plan.ep}",
+                    plan.tp,
+                    f"a split of the {columns:,} columns of {model.name}'s {kind} into whole FP8 blocks of {FP8_BLOCK} "
+                    f"({columns // ranks} is not divisible by weight quantization block_n = {FP8_BLOCK}: the engine "
+                    f"stops at start-up){'; --ep shares out whole experts' * (kind == 'routed_experts')}",
+                )
+
     def _check_partition(self) -> None:
         stages, model = self.layers, self.model
         if len(stages) != self.plan.pp or sum(stages) != model.layers or min(stages, default=0) < 1:
@@ -362,9 +300,14 @@ class Deployment:
         if engine.name == "vllm" and plan.dp_attention:
             wanted = "sglang (vLLM has no such flag, its --data-parallel-size is another layout)"
             raise UsageError("--dp-attention with --engine", engine.name, wanted)
-        if engine.enable_mixed_chunk and plan.pp > 1 and engine.version_before(MIXED_CHUNK_UNDER_PP):
-            wanted = f"SGLang {'.'.join(map(str, MIXED_CHUNK_UNDER_PP))} or later (older ones stop at start-up)"
-            raise UsageError(f"--enable-mixed-chunk with --pp {plan.pp} and --engine-version", engine.version, wanted)
+        for flag, given, title, first in (
+            (f"--enable-mixed-chunk with --pp {plan.pp}", engine.enable_mixed_chunk and plan.pp > 1, *MIXED_UNDER_PP),
+            ("--prefill-decode-interval", engine.prefill_decode_interval > 0, *PREFILL_DECODE_INTERVAL),
+            ("--prefill-schedule-interval", engine.prefill_schedule_interval > 1, *PREFILL_SCHEDULE_INTERVAL),
+        ):
+            if given and engine.version_before(first):
+                wanted = f"{title} {'.'.join(map(str, first))} or later (older ones stop at start-up)"
+                raise UsageError(f"{flag} and --engine-version", engine.version, wanted)
         cap, limit = engine.pp_max_micro_batch_size, engine.max_running_requests
         if engine.name == "sglang" and cap and limit and cap * plan.attention_dp > limit:
             raise UsageError(

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from pipesim.reasons import NAMES, binding_limit, notes
+from pipesim.hinges import hinges
+from pipesim.overload import overload
+from pipesim.reasons import NAMES, binding_limit, hinge_words, notes, overload_words
 from pipesim.report import arrivals, lengths, time_text
 from pipesim.sensitivity import LEVEL, Confidence
 from pipesim.validation_report import compared, verdict
@@ -54,10 +56,11 @@ def prediction_html(prediction: "Prediction", assumed: Sequence[str]) -> str:
         figures = map(time_text, prediction.latency(name))
         rows.append([label, *figures, f"{time_text(low)} to {time_text(high)}"])
     return (
-        paragraphs([heading, load, *(["defaults: " + ", ".join(assumed)] if assumed else [])])
+        paragraphs(filter(None, [overload_words(overload(prediction))]))
+        + paragraphs([heading, load, *(["defaults: " + ", ".join(assumed)] if assumed else [])])
         + table(["", "mean", "p50", "p99", f"{LEVEL:.0%} interval of the mean"], rows)
         + shares(prediction.breakdown)
-        + paragraphs([binding_limit(prediction), *notes(prediction)])
+        + paragraphs([binding_limit(prediction), *hinge_words(hinges(prediction)), *notes(prediction)])
     )
 
 

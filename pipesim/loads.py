@@ -47,7 +47,7 @@ PRESETS: dict[Like | None, Preset] = {
     "sglang-bench": Preset(
         "sglang.bench_serving, random lengths", 1024, 1024, range_ratio=0.0, ratio_below=True, num_prompts=1000
     ),
-    # vllm 0.33.0 benchmarks/datasets/utils.py; --ignore-eos is off there, but random prompts seldom end by themselves.
+    # vllm 0.33.0 benchmarks/datasets/utils.py; for random data sets serve.py sets --ignore-eos by itself.
     "vllm-bench": Preset(
         "vllm bench serve, random lengths",
         1024,
@@ -55,7 +55,6 @@ PRESETS: dict[Like | None, Preset] = {
         range_ratio=0.0,
         largest_ratio=math.nextafter(1.0, 0.0),
         num_prompts=1000,
-        ignore_eos=False,
     ),
     # Means of the Azure conversation trace of 2023 (Patel et al., Splitwise, 2024); the spread lies between the 0.5 of
     # its prompts and the 1.0 of its answers, by means over medians.
@@ -142,9 +141,10 @@ def _lengths(
     preset: Preset, like: Like | None, input_len: int | None, output_len: int | None, ratio: float | None
 ) -> dict[str, Any]:
     """Returns mean lengths and their spread around these; a tool that draws from [r·L, L] is converted."""
-    means = {"input_len": input_len or preset.input_len, "output_len": output_len or preset.output_len}
-    if input_len == 0 or output_len == 0:
-        raise UsageError("--input-len" if input_len == 0 else "--output-len", 0, "a whole number from 1")
+    means = {
+        "input_len": preset.input_len if input_len is None else input_len,
+        "output_len": preset.output_len if output_len is None else output_len,
+    }
     if ratio is not None and preset.log_spread:
         raise UsageError(f"--random-range-ratio with --like {like}", ratio, "no ratio: lengths are lognormal there,")
     ratio = preset.range_ratio if ratio is None else ratio
@@ -153,7 +153,8 @@ def _lengths(
         raise UsageError(f"--random-range-ratio{f' with --like {like}' if like else ''}", ratio, limit)
     if not preset.ratio_below:
         return means | {"random_range_ratio": ratio}
-    mean = {name: max(1, round(length * (1.0 + ratio) / 2.0)) for name, length in means.items()}
+    half = (1.0 + ratio) / 2.0
+    mean = {name: max(1, round(length * half)) if length > 0 else length for name, length in means.items()}
     return mean | {"random_range_ratio": (1.0 - ratio) / (1.0 + ratio)}
 
 

@@ -10,7 +10,8 @@ from pipesim.profiles.base import Frozen
 from pipesim.units import Seconds
 
 Role = Literal["validation", "calibration", "reported"]
-"""Judged; used to fit a constant and therefore never judged as evidence; or only shown, its conditions unknown."""
+"""Judged; used to fit a constant and therefore never judged as evidence; or only shown: its conditions unknown or, as
+its note says, a known miss."""
 
 KV_CAPACITY = "kv_capacity_tokens"
 METRICS = ("output_tokens_per_s", "request_throughput_per_s", "ttft_s", "tpot_s", "itl_s", "e2e_s", KV_CAPACITY)
@@ -70,8 +71,13 @@ class RunEngine(Frozen):
     enable_mixed_chunk: bool = False
     enable_dynamic_chunking: bool = False
     dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
+    prefill_decode_interval: int = 0
+    prefill_decode_interval_min_bs: int = 0
+    prefill_schedule_interval: int = 1
+    schedule_conservativeness: float = 1.0
     speculative_acceptance: tuple[float, ...] = ()
     version: str | None = None
+    language_only: bool = False
 
 
 class RunWorkload(Frozen):
@@ -112,7 +118,13 @@ class MeasuredRun(Frozen):
     """Keys of this run that the source does not state."""
     measured: dict[str, float]
     tolerance: dict[str, float] = Field(default_factory=dict)
+    reported: tuple[str, ...] = ()
+    """Metrics of `measured` that are only shown, whatever the run's role: they need no tolerance and cannot fail."""
     note: str = ""
+
+    def role_of(self, metric: str) -> Role:
+        """Returns the role of one metric."""
+        return "reported" if metric in self.reported else self.role
 
     @property
     def timed(self) -> dict[str, float]:
@@ -134,7 +146,7 @@ class MeasuredRun(Frozen):
             if not 0 < value <= 1:
                 raise ValueError(f"tolerance.{name} is {value}; a number above 0 and at most 1 is wanted")
         for name in self.measured:
-            if self.role != "reported" and name not in self.tolerance:
+            if self.role_of(name) != "reported" and name not in self.tolerance:
                 raise ValueError(f"tolerance.{name} is nothing; the tolerance of measured.{name} is wanted")
         return self
 

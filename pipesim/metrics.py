@@ -156,13 +156,14 @@ def measured_window(timeline: Timeline, warm_up: int, steady: bool = False) -> t
     begin, end = timeline.window
     if steady:
         end = min(int(server.arrival.max()) for server in timeline.replicas or (timeline,))
-    requests = len(timeline.last_token)
-    if warm_up >= requests:
-        raise UsageError("--warm-up", warm_up, f"fewer than the {requests:,} requests of the run")
+    ends = np.sort(timeline.last_token)
+    if warm_up >= len(ends):
+        raise UsageError("--warm-up", warm_up, f"fewer than the {len(ends):,} requests of the run")
     if warm_up:
-        begin = int(np.sort(timeline.last_token)[warm_up - 1])
-    if steady and begin >= end:
-        raise UsageError("--num-prompts", requests, "more: the opening wave has not ended when the last one is sent;")
+        begin = int(ends[warm_up - 1])
+    if steady and not begin < end >= ends[warm_up]:
+        wanted = "more, so that requests end between the opening wave and the end of the run,"
+        raise UsageError("--num-prompts", len(ends), wanted)
     if begin == end:
         raise UsageError("--warm-up", warm_up, "a number of requests after whose end others still run")
     return begin, end

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from pipesim import engine_options as engine_flags
 from pipesim.deployment import (
     DEFAULT_SMOOTH_FACTOR,
-    AllReduceChoice,
     Balancer,
     Deployment,
     EngineName,
@@ -109,62 +109,6 @@ Spacing = Annotated[
         help="Mean gap between the users' first requests (default: 0.2 ms; with --steady over the time of a request).",
     ),
 ]
-Cap = Annotated[int | None, typer.Option("--pp-max-micro-batch-size", help="Most requests in one micro-batch slot.")]
-Depth = Annotated[int, typer.Option("--pp-async-batch-depth", help="Slots beyond one per stage.")]
-MaxRunning = Annotated[
-    int | None, typer.Option("--max-running-requests", "--max-num-seqs", help="Most requests in the server.")
-]
-Chunk = Annotated[
-    int | None, typer.Option("--chunked-prefill-size", "--max-num-batched-tokens", help="Prompt tokens of one launch.")
-]
-MemFraction = Annotated[
-    float | None,
-    typer.Option(
-        "--mem-fraction-static",
-        help="SGLang's share of free memory for weights and KV cache; not vLLM's --gpu-memory-utilization.",
-    ),
-]
-Utilization = Annotated[
-    float | None, typer.Option("--gpu-memory-utilization", help="vLLM's share of all GPU memory (default: 0.9).")
-]
-CapDecodes = Annotated[
-    bool, typer.Option("--cap-decodes-per-step", help="vLLM's open proposal: even groups of --max-num-seqs / pp.")
-]
-EngineVersion = Annotated[str | None, typer.Option("--engine-version", help="Version of the engine that runs.")]
-Async = Annotated[
-    bool | None,
-    typer.Option("--async-scheduling/--no-async-scheduling", help="vLLM's scheduler runs ahead (by version)."),
-]
-MixedChunk = Annotated[
-    bool, typer.Option("--enable-mixed-chunk", help="SGLang: a slot's decodes run in one launch with its prompts.")
-]
-DynamicChunking = Annotated[
-    bool, typer.Option("--enable-dynamic-chunking", help="SGLang: chunks of a long prompt shrink to equal times.")
-]
-SmoothFactor = Annotated[
-    float, typer.Option("--dynamic-chunking-smooth-factor", help="Share of the way to the chunk of equal time.")
-]
-Acceptance = Annotated[
-    str | None,
-    typer.Option("--speculative-acceptance", help='Acceptance of each draft token, such as "0.7,0.6,0.5".'),
-]
-Eager = Annotated[bool, typer.Option("--enforce-eager", help="The same as --no-cuda-graph, in vLLM's words.")]
-Graph = Annotated[
-    bool, typer.Option("--cuda-graph/--no-cuda-graph", help="Captured decode, or kernels launched eagerly.")
-]
-KvDtype = Annotated[str, typer.Option("--kv-cache-dtype", metavar="<auto|bf16|fp8>", help="Storage of the KV cache.")]
-PeerAccess = Annotated[
-    bool | None,
-    typer.Option("--p2p/--no-p2p", help="Peer access between GPUs, or staging through the host (default: as the box)."),
-]
-Placement = Annotated[
-    str | None, typer.Option("--placement", help='GPU of each rank, such as "0,2,1,3" (default: in order).')
-]
-AllReduce = Annotated[
-    AllReduceChoice,
-    typer.Option("--allreduce", help="AllReduce implementation; auto is the engine's own rule."),
-]
-
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", help="Open loop: a trace's arrivals and lengths, in CSV or JSON lines.")
 ]
@@ -200,7 +144,7 @@ class Question:
 
     def deploy(self) -> Deployment:
         """Returns the deployment asked about. Raises PipesimError."""
-        return deploy(load_model(self.model), load_hardware(self.hardware), self.plan, self.settings)
+        return deploy(load_model(self.model), load_hardware(self.hardware), self.plan, self.settings, self.workload)
 
 
 def question(
@@ -228,25 +172,30 @@ def question(
     steady: Steady = None,
     context_len: ContextLen = 0,
     submit_spacing: Spacing = None,
-    pp_max_micro_batch_size: Cap = None,
-    pp_async_batch_depth: Depth = 0,
-    max_running_requests: MaxRunning = None,
-    chunked_prefill_size: Chunk = None,
-    mem_fraction_static: MemFraction = None,
-    gpu_memory_utilization: Utilization = None,
-    async_scheduling: Async = None,
-    cap_decodes_per_step: CapDecodes = False,
-    engine_version: EngineVersion = None,
-    enable_mixed_chunk: MixedChunk = False,
-    enable_dynamic_chunking: DynamicChunking = False,
-    dynamic_chunking_smooth_factor: SmoothFactor = DEFAULT_SMOOTH_FACTOR,
-    speculative_acceptance: Acceptance = None,
-    cuda_graph: Graph = True,
-    enforce_eager: Eager = False,
-    kv_cache_dtype: KvDtype = "auto",
-    placement: Placement = None,
-    p2p: PeerAccess = None,
-    allreduce: AllReduce = "auto",
+    pp_max_micro_batch_size: engine_flags.Cap = None,
+    pp_async_batch_depth: engine_flags.Depth = 0,
+    max_running_requests: engine_flags.MaxRunning = None,
+    chunked_prefill_size: engine_flags.Chunk = None,
+    mem_fraction_static: engine_flags.MemFraction = None,
+    gpu_memory_utilization: engine_flags.Utilization = None,
+    async_scheduling: engine_flags.Async = None,
+    cap_decodes_per_step: engine_flags.CapDecodes = False,
+    engine_version: engine_flags.EngineVersion = None,
+    language_only: engine_flags.LanguageOnly = False,
+    enable_mixed_chunk: engine_flags.MixedChunk = False,
+    enable_dynamic_chunking: engine_flags.DynamicChunking = False,
+    dynamic_chunking_smooth_factor: engine_flags.SmoothFactor = DEFAULT_SMOOTH_FACTOR,
+    prefill_decode_interval: engine_flags.PrefillDecodeInterval = 0,
+    prefill_decode_interval_min_bs: engine_flags.PrefillDecodeIntervalMinBs = 0,
+    prefill_schedule_interval: engine_flags.PrefillScheduleInterval = 1,
+    schedule_conservativeness: engine_flags.Conservativeness = 1.0,
+    speculative_acceptance: engine_flags.Acceptance = None,
+    cuda_graph: engine_flags.Graph = True,
+    enforce_eager: engine_flags.Eager = False,
+    kv_cache_dtype: engine_flags.KvDtype = "auto",
+    placement: engine_flags.Placement = None,
+    p2p: engine_flags.PeerAccess = None,
+    allreduce: engine_flags.AllReduce = "auto",
     trace: TraceFile = None,
     prefix_cache: PrefixCache = False,
     prefix_cache_hit_rate: HitRate = 0.0,
@@ -289,9 +238,14 @@ def question(
         gpu_memory_utilization=gpu_memory_utilization,
         async_scheduling=async_scheduling,
         cap_decodes_per_step=cap_decodes_per_step,
+        language_only=language_only,
         enable_mixed_chunk=enable_mixed_chunk,
         enable_dynamic_chunking=enable_dynamic_chunking,
         dynamic_chunking_smooth_factor=dynamic_chunking_smooth_factor,
+        prefill_decode_interval=prefill_decode_interval,
+        prefill_decode_interval_min_bs=prefill_decode_interval_min_bs,
+        prefill_schedule_interval=prefill_schedule_interval,
+        schedule_conservativeness=schedule_conservativeness,
         version=engine_version,
         speculative_acceptance=_acceptance(speculative_acceptance),
     )

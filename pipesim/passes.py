@@ -17,7 +17,10 @@ from pipesim.profiles.base import Basis
 from pipesim.profiles.hardware import Implementation
 from pipesim.program import PassProgram, lower
 from pipesim.units import to_picoseconds
-from pipesim.workload import Batch
+from pipesim.workload import Batch, DecodeStep, MixedStep
+
+VERIFICATION_LAUNCHES, LAUNCHES_PER_DRAFT = 45, 12
+"""See `launches_of_a_round`."""
 
 
 class PricedOp(NamedTuple):
@@ -115,6 +118,23 @@ class _SectionTotal(NamedTuple):
     by_basis: dict[Basis, int]
     extrapolated: int
 
+    @property
+    def picoseconds(self) -> int:
+        """All of it."""
+        return sum(self.by_bound.values())
+
+
+def launches_of_a_round(batch: Batch) -> int:
+    """Returns the kernels that a round of speculation takes beside the model's: none where nothing is verified.
+
+    Counted in vLLM 0.33 (v1/worker/gpu_model_runner.py `_calc_spec_decode_metadata`, v1/sample/rejection_sampler.py,
+    v1/spec_decode/llm_base_proposer.py): copies of indices and gathers, the comparison with the drafts, the drafter's
+    inputs and attention metadata; for every draft token its choice, positions, slots and metadata again.
+    """
+    decode = batch.decode if isinstance(batch, MixedStep) else batch
+    drafts = decode.queries - 1 if isinstance(decode, DecodeStep) else 0
+    return VERIFICATION_LAUNCHES + LAUNCHES_PER_DRAFT * drafts if drafts else 0
+
 
 class PassPricer:
     """Prices batches on one deployment; equal batches are priced once."""
@@ -152,7 +172,8 @@ class PassPricer:
             return known[1]
         price = self._prices.get(batch)
         if price is None:
-            price = self._prices[batch] = self._price(batch)
+            slowest = self._slowest(batch)
+            price = self._prices[batch] = self(slowest) if slowest is not batch else self._price(batch)
         self._known[id(batch)] = batch, price
         return price
 
@@ -187,7 +208,7 @@ class PassPricer:
 
     def operations(self, batch: Batch, stage: int) -> Iterator[PricedOp]:
         """Yields the priced operations of one stage in the order in which they run."""
-        program = lower(self.deployment, batch)
+        program = lower(self.deployment, batch := self._slowest(batch))
         sections = self._priced_sections(program, batch)
         for run in program.stages[stage]:
             for _ in range(run.times):
@@ -197,24 +218,38 @@ class PassPricer:
         """Returns the price list that holds for a batch: that of captured kernels, or of launched ones."""
         return self._cost["graph" if batch.captured else "eager"]
 
+    def _slowest(self, batch: Batch) -> Batch:
+        """Returns a batch as the rank sees it that the others wait for."""
+        if not isinstance(batch, MixedStep) or batch.attends != "apart":
+            return batch
+        decode, prefill = batch._replace(attends="decode"), batch._replace(attends="prefill")
+        return max(decode, prefill, key=lambda seen: sum(self(seen).totals))
+
     def _price(self, batch: Batch) -> PassPrice:
         program = lower(self.deployment, batch)
         sections = self._priced_sections(program, batch)
         totals = {section: _total(ops) for section, ops in sections.items()}
+        eager = [[run for run in runs if run.section == "draft" or not batch.captured] for runs in program.stages]
         launches = [
-            0 if batch.captured else sum(run.times * sum(p.op.launches for p in sections[run.section]) for run in runs)
-            for runs in program.stages
+            sum(run.times * sum(p.op.launches for p in sections[run.section]) for run in runs) for runs in eager
         ]
-        hosts = [self._host(HostWork("launch", launches=count)) for count in launches]
+        launches[-1] += launches_of_a_round(batch)
+        late = [self._host(HostWork("launch", launches=count)) if count else 0 for count in launches]
+        replay = self._host(HostWork("launch")) if batch.captured else 0
+        hosts = [replay + own for own in late]
         cost = self._cost["graph"]
         pipelined = len(program.stages) > 1
-        schedule, process = (self._host(HostWork(name, requests=batch.requests)) for name in ("schedule", "process"))
+        on_rank = -(-batch.requests // self.deployment.plan.attention_dp)  # each has a scheduler
+        schedule, process = (self._host(HostWork(name, requests=on_rank)) for name in ("schedule", "process"))
         held = schedule + process if self._last_worker_waits and pipelined else 0
         held += hosts[-1] if held and batch.captured else 0  # launched one by one, kernels begin with the first
         return PassPrice(
             stages=tuple(
-                self._stage_price([(totals[run.section], run.times) for run in runs], host)
-                for runs, host in zip(program.stages, hosts, strict=True)
+                self._stage_price(
+                    [(totals[run.section], run.times) for run in runs],
+                    own - sum(run.times * totals[run.section].picoseconds for run in beside),
+                )
+                for runs, own, beside in zip(program.stages, late, eager, strict=True)
             ),
             hops=tuple(max(to_picoseconds(cost.price(send).seconds) for send in sends) for sends in program.sends),
             schedule=schedule,
@@ -228,8 +263,11 @@ class PassPricer:
         cost = self.cost(batch)
         return {section: [_priced(cost, op) for op in ops] for section, ops in program.operations.items()}
 
-    def _stage_price(self, runs: list[tuple[_SectionTotal, int]], launch: int) -> StagePrice:
-        """Adds up a stage. The host launches ahead of the GPU, so a stage lasts as long as the longer of the two."""
+    def _stage_price(self, runs: list[tuple[_SectionTotal, int]], behind: int) -> StagePrice:
+        """Adds up a stage; `behind` is how much longer the host takes for its launches than the GPU for what they run.
+
+        The host launches ahead of the GPU, but the drafter only when it is known which tokens of a captured pass count.
+        """
         by_category: Counter[Category] = Counter()
         by_basis: Counter[Basis] = Counter()
         by_bound: Counter[tuple[Category, str]] = Counter()
@@ -241,7 +279,7 @@ class PassPricer:
             for kind, picoseconds in total.by_bound.items():
                 by_bound[kind] += picoseconds * times
                 by_category[kind[0]] += picoseconds * times
-        waiting = max(0, launch - by_category.total())
+        waiting = max(0, behind)
         by_category["host"] += waiting
         by_bound["host", "host"] += waiting
         by_basis[self._cost["eager"].price(HostWork("launch")).basis] += waiting

@@ -7,11 +7,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.changes import goal
+from pipesim.deployment import ParallelPlan
+from pipesim.overload import Overload, overload
+from pipesim.planning.flags import arguments, plan_flags, setting_flags, settings_json
 from pipesim.planning.question import SECONDS_PER_HOUR, Job
 from pipesim.planning.search import Plan, PlanSearch
 from pipesim.planning.space import Rejection, smallest_box
-from pipesim.reasons import binding_limit
+from pipesim.reasons import binding_limit, overload_words
 from pipesim.report import (
     WIDTH,
     arrivals,
@@ -19,6 +22,7 @@ from pipesim.report import (
     deployment_json,
     lengths,
     metrics_json,
+    overload_json,
     time_text,
     workload_json,
 )
@@ -56,6 +60,7 @@ def plan_json(found: PlanSearch, job: Job) -> dict[str, Any]:
         "simulated": found.simulated,
         "simulated_workload": workload_json(found.simulated_load),
         "nearest_miss": nearest_miss(found),
+        "overload": overload_json(_overload(found)),
         "probability_best_by_split": [
             {"hardware": split.hardware, "engine": split.engine, "plan": split.plan, "probability": chance}
             for split, chance in sorted(found.split_odds.items(), key=lambda item: -item[1])
@@ -143,49 +148,6 @@ def _closed_metrics(found: PlanSearch, plan: Plan) -> dict[str, Any]:
     }
 
 
-def settings_json(engine: EngineSettings, layers: list[int] | None) -> dict[str, Any]:
-    """Returns the settings of a plan, by the engine's own names."""
-    return {
-        "pp_max_micro_batch_size": engine.pp_max_micro_batch_size,
-        "pp_async_batch_depth": engine.pp_async_batch_depth,
-        "chunked_prefill_size": engine.chunked_prefill_size,
-        "kv_cache_dtype": engine.kv_cache_dtype,
-        "layer_partition": layers,
-        "max_running_requests": engine.max_running_requests,
-        "mem_fraction_static": engine.mem_fraction_static,
-        "gpu_memory_utilization": engine.gpu_memory_utilization,
-        "cuda_graph": engine.cuda_graph,
-        "allreduce": engine.allreduce,
-        "p2p": engine.peer_access,
-    }
-
-
-def arguments(plan: Plan) -> list[str]:
-    """Returns the flags of `pipesim predict` that ask about this plan."""
-    deployment, split, engine = plan.deployment, plan.deployment.plan, plan.deployment.engine
-    flags = ["--hardware", deployment.hardware.name, "--engine", engine.name]
-    flags += ["--tp", str(split.tp), "--pp", str(split.pp), *_split_flags(split)]
-    return flags + setting_flags(engine, split)
-
-
-def _split_flags(split: ParallelPlan) -> list[str]:
-    numbers = (("--ep", split.ep), ("--dcp", split.dcp), ("--replicas", split.replicas))
-    flags = [part for flag, value in numbers if value > 1 for part in (flag, str(value))]
-    return flags + ["--dp-attention"] * split.dp_attention
-
-
-def setting_flags(engine: EngineSettings, split: ParallelPlan) -> list[str]:
-    """Returns the flags of what a search sets beyond the engine's defaults."""
-    given = {
-        "--pp-max-micro-batch-size": engine.pp_max_micro_batch_size,
-        "--pp-async-batch-depth": engine.pp_async_batch_depth or None,
-        "--chunked-prefill-size": engine.chunked_prefill_size,
-        "--kv-cache-dtype": None if engine.kv_cache_dtype == "auto" else engine.kv_cache_dtype,
-        "--layer-partition": None if split.layer_partition is None else ",".join(map(str, split.layer_partition)),
-    }
-    return [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
-
-
 def interval(plan: Plan, metric: str, middle: float) -> tuple[float, float]:
     """Returns the 80 % interval of a headline metric around its value."""
     spread = math.exp(Z * plan.log_stds[metric])
@@ -227,11 +189,18 @@ def nearest_miss(found: PlanSearch) -> dict[str, Any] | None:
     return {"rank": plan.rank, "plan": str(plan.deployment.plan), "missed": missed, "binding_limit": binds}
 
 
+def _overload(found: PlanSearch) -> Overload | None:
+    first = found.plans[0].prediction if found.plans else None
+    return overload(first) if first else None
+
+
 def plan_text(found: PlanSearch, job: Job, defaults: Sequence[str]) -> str:
     """Returns the screen that `plan` prints."""
     if not found.plans:
         return "\n".join([*_heading(found, defaults), "", *_nothing_fits(found)])
     lines = [*_heading(found, defaults), "", *_table(found), "", *_sure(found)]
+    if words := overload_words(_overload(found)):
+        lines = [*textwrap.wrap(f"{found.plans[0].deployment.plan} is best. {words}", WIDTH), "", *lines]
     lines += [line for text in _advice(found, job) for line in textwrap.wrap(text, WIDTH)]
     return "\n".join([*lines, "", *_rejected(found)]).rstrip()
 
@@ -247,7 +216,9 @@ def _heading(found: PlanSearch, defaults: Sequence[str]) -> list[str]:
         for name, limit in objective.limits.items()
     ]
     kept = f"; limits: {', '.join(limits)}" if limits else ""
-    text.append(f"ranked by {RANKED_BY[objective.rank_by]}{kept}")
+    fixed = " (the rate of requests fixes tok/s)" if goal(workload) == "e2e_s" else ""
+    ranked = objective.rank_by or "throughput"
+    text.append(f"ranked by {RANKED_BY[ranked]}{fixed * (ranked == 'latency')}{kept}")
     if defaults:
         text.append(f"defaults: {', '.join(defaults)}")
     shorter = found.simulated_load.num_prompts
@@ -271,6 +242,8 @@ def _table(found: PlanSearch) -> list[str]:
     marks = ["* on the Pareto front of tok/s per GPU against tok/s per user"]
     if any(plan.prediction is None for plan in _best_of_splits(found)):
         marks.append("~ closed form alone")
+    if found.plans and (note := found.plans[0].deployment.memory_note):
+        marks += textwrap.wrap(note, WIDTH)
     return [*lines, *marks]
 
 
@@ -286,7 +259,7 @@ def _row(found: PlanSearch, plan: Plan) -> list[str]:
     )
     lead = f"{rank:>5} {name:<15}"
     first = [lead + numbers] if len(name) < 15 else [lead, f"{'':<21}{numbers}"]
-    flags = " ".join(setting_flags(plan.deployment.engine, plan.deployment.plan))
+    flags = " ".join(plan_flags(plan.deployment))
     missed = "" if plan.meets_slo else "misses the limits; "
     note = textwrap.wrap(missed + (flags or "engine defaults"), WIDTH - 7, break_on_hyphens=False)
     return first + [f"{'':>7}{line}" for line in note]
@@ -309,10 +282,11 @@ def _bubble(plan: Plan) -> float:
 
 
 def _best_of_splits(found: PlanSearch) -> list[Plan]:
+    """Returns the first plan of every split, of those simulated where any was: what was only hoped for is no row."""
     best: dict[object, Plan] = {}
-    for plan in found.plans:
+    for plan in sorted(found.plans, key=lambda plan: (plan.prediction is None, plan.rank)):
         best.setdefault(plan.candidate.split, plan)
-    return list(best.values())[:MOST_ROWS]
+    return sorted(best.values(), key=lambda plan: plan.rank)[:MOST_ROWS]
 
 
 def _sure(found: PlanSearch) -> list[str]:

@@ -1,9 +1,11 @@
 """The question and its answer: a deployment and a load in, a `Prediction` out."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
+from typing import Any
 
 from pipesim.closed_form import SteadyState, steady_state
 from pipesim.cost.memory import RankMemory, kv_bytes_per_token, model_bytes, rank_memory
@@ -12,15 +14,18 @@ from pipesim.engines import ENGINES, Request, all_reduce_preference
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, ProfileError
 from pipesim.metrics import Latency, Metrics, summarise
-from pipesim.passes import PassPricer, PricedOp
+from pipesim.passes import NO_FRONT_END, FrontEndPrice, PassPricer, PricedOp
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.replicas import Share, deal, looks_into_servers, per_replica, pooled
 from pipesim.simulation import Detail, simulate_together
 from pipesim.timeline import Timeline
-from pipesim.workload import Batch, PrefillChunk, Workload
+from pipesim.units import PICOSECONDS_PER_SECOND, to_seconds
+from pipesim.workload import LIMITS, Batch, PrefillChunk, Workload
 
 GIB = 2**30
+LITTLE = 0.15
+"""Share of the time of a wave up to which what the closed form leaves out is taken to matter little."""
 RAMP = 2.0
 """Mean gap of the first requests of a steady load over the gap between answers by the closed form, which knows no
 waiting: spread wider than they end, no requests begin as a wave, whose even slots would take ten waves to wear off."""
@@ -38,7 +43,22 @@ class Prediction:
     """Per stage."""
     runs: tuple[Metrics, ...]
     """Per seed."""
+    closed_load: Workload
+    """The closed loop that stands for the load in closed form: the load itself, or of as many users as were in the
+    server of an open loop at a time."""
     closed_form: SteadyState
+    """Of that closed loop."""
+    closed_form_holds: bool
+    """Whether the closed form's assumptions hold for the load; see `Predictor.closed_form_holds`."""
+    first_seed: int = 0
+    """Of the first run."""
+    front_end: FrontEndPrice = NO_FRONT_END
+    """Of every server."""
+
+    @cached_property
+    def beside(self) -> dict[object, Any]:
+        """What else was simulated of the question, by what differs; see `variations`."""
+        return {}
 
     def mean(self, name: str) -> float:
         """Returns the mean over seeds of one number of `Metrics`."""
@@ -52,6 +72,14 @@ class Prediction:
         """Returns one number of `Metrics`, or the mean of one of its latencies, for each seed."""
         values = [getattr(run, name) for run in self.runs]
         return [value.mean if isinstance(value, Latency) else value for value in values]
+
+    @cached_property
+    def front_end_utilisation(self) -> float:
+        """Share of the time that the busier of the two processes of a server's front end works."""
+        load, plan = self.workload, self.deployment.plan
+        taken_in = self.mean("request_throughput_per_s") * self.front_end.accept(load.context_len + load.input_len)
+        steps = self.mean("output_tokens_per_s") / self.deployment.engine.tokens_per_step
+        return to_seconds(max(taken_in, steps * self.front_end.per_output) / plan.replicas)
 
     @cached_property
     def extrapolated_fraction(self) -> float:
@@ -99,8 +127,23 @@ class Prediction:
         return fmean(load.busy / load.window for load in loads), fmean(load.bubble / load.window for load in loads)
 
 
-def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings) -> Deployment:
-    """Returns a deployment that the box can hold.
+def needed_tokens(plan: ParallelPlan, settings: EngineSettings, workload: Workload) -> int:
+    """Returns the KV cache [tokens] of a server that holds a load: all requests in it at their full length.
+
+    At least one for every rank that attends for requests of its own.
+    """
+    users = min(workload.concurrency, workload.num_prompts, settings.max_running_requests or workload.num_prompts)
+    return workload.tokens_per_request * max(-(-users // plan.replicas), plan.attention_dp)
+
+
+def deploy(
+    model: ModelProfile,
+    hardware: HardwareProfile,
+    plan: ParallelPlan,
+    settings: EngineSettings,
+    workload: Workload | None = None,
+) -> Deployment:
+    """Returns a deployment that the box can hold, with a share of memory that can work on the load where one is given.
 
     Raises:
         ProfileError: when the model's shapes do not add up to its published weights.
@@ -109,7 +152,8 @@ def deploy(model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, s
     """
     _check_weights(model)
     _check_all_reduce(hardware, plan, settings)
-    deployment = settle(model, hardware, plan, settings, ENGINES[settings.name])
+    needed = needed_tokens(plan, settings, workload) if workload else 1
+    deployment = settle(model, hardware, plan, settings, ENGINES[settings.name], needed)
     capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
     if capacity < 1:
         raise InfeasibleDeployment([shortage(deployment), _what_fits(deployment)])
@@ -149,8 +193,16 @@ def shortage(deployment: Deployment) -> str:
     return (
         f"GPU {deployment.plan.stage_gpus(fullest)[0]} (stage {fullest}) lacks {missing / GIB:.1f} GiB: it would hold "
         f"{rank.weights / GIB:.1f} GiB of weights and {(rank.total - rank.weights) / GIB:.1f} GiB of vision tower, "
-        f"copies and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations."
+        f"copies and context in {gpu.memory / GIB:.1f} GiB, of which the engine keeps a part for activations"
+        f" ({engine.share.flag} {engine.share.of(deployment):.4g}{_origin(deployment)})."
     )
+
+
+def _origin(deployment: Deployment) -> str:
+    """Says where the share of memory comes from."""
+    if ENGINES[deployment.engine.name].share.stated(deployment.engine) is not None:
+        return " as stated"
+    return ", the largest that is safe" if deployment.memory_note else ", its own default"
 
 
 def _what_fits(deployment: Deployment) -> str:
@@ -244,7 +296,7 @@ class Predictor:
     def decode_slots(self, workload: Workload) -> tuple[int, int]:
         """Returns micro-batches in flight and requests in each, of the replica with the most users."""
         users, requests = per_replica(self.deployment.plan, workload)
-        own = replace(workload, concurrency=users, num_prompts=requests)
+        own = replace(workload, concurrency=users, num_prompts=requests, steady=False)
         return self.engine.decode_slots(self.deployment, own, self.kv_capacity_tokens)
 
     def mid_decode(self, workload: Workload) -> Batch:
@@ -295,6 +347,29 @@ class Predictor:
         rate = steady.output_tokens_per_s * (min(replicas, workload.concurrency) if workload.closed_loop else replicas)
         return replace(steady, output_tokens_per_s=rate)
 
+    def closed_form_holds(self, workload: Workload) -> bool:
+        """Returns whether a load is what the closed form assumes.
+
+        Users who wait for answers, requests of one length in whole waves, all users in the server at once, and in every
+        slot equally many requests, because there is one slot or because the cap leaves no other way. Several slots stay
+        in step only where prompts, which hold all of them up, take little of the time.
+        """
+        micro_batches, requests = self.decode_slots(workload)
+        users, prompts = per_replica(self.deployment.plan, workload)
+        even = micro_batches == 1 or self.engine.most_in_slot(self.deployment, self.kv_capacity_tokens) == requests
+        whole = workload.concurrency % self.deployment.plan.replicas == 0 and prompts % users == 0
+        alike = workload.closed_loop and not (workload.random_range_ratio or workload.log_spread or workload.steady)
+        if not (alike and whole and even and users == micro_batches * requests):
+            return False
+        steady = self.steady_state(workload)
+        prefill = self.mid_prefill(workload)[1] * steady.prefill_time_s
+        generation = workload.concurrency * workload.output_len / steady.output_tokens_per_s
+        gap = (workload.spacing_s or 0.0) + self.price.front_end.accept(workload.input_len) / PICOSECONDS_PER_SECOND
+        in_step = self.deployment.plan.pp == 1 or (
+            self.mid_decode(workload).captured and prefill <= LITTLE * generation
+        )
+        return in_step and users * gap <= LITTLE * generation
+
     def predict(
         self,
         workload: Workload,
@@ -312,8 +387,21 @@ class Predictor:
 
         runs = tuple(run(first_seed + seed) for seed in range(seeds if workload.random else 1))
         memory = tuple(rank_memory(self.deployment, stage) for stage in range(self.deployment.plan.pp))
+        load = workload if workload.closed_loop else as_closed_loop(workload, _users_inside(runs))
+        closed, holds = self.steady_state(load), self.closed_form_holds(workload)
+        capacity = self.kv_capacity_tokens
         return Prediction(
-            self.deployment, workload, detail, self.kv_capacity_tokens, memory, runs, self.steady_state(workload)
+            self.deployment,
+            workload,
+            detail,
+            capacity,
+            memory,
+            runs,
+            load,
+            closed,
+            holds,
+            first_seed,
+            self.price.front_end,
         )
 
     def check_kv(self, workload: Workload) -> None:
@@ -327,3 +415,24 @@ class Predictor:
                     f"{room:,}."
                 ]
             )
+
+
+def as_closed_loop(workload: Workload, users: int) -> Workload:
+    """Returns a load's requests, of its mean lengths, asked by some users in a closed loop."""
+    cached = workload.cached_len / workload.input_len
+    arrivals: dict[str, Any] = {"request_rate": None, "burstiness": 1.0, "duration_s": None, "max_concurrency": None}
+    return replace(workload, concurrency=users, trace=None, prefix_cache_hit_rate=cached, **arrivals)
+
+
+def arrival_rate(workload: Workload) -> float:
+    """Returns the requests per second that an open loop sends."""
+    if workload.trace is None:
+        return workload.request_rate or math.inf
+    span = int(workload.trace.arrival_ps[-1]) / PICOSECONDS_PER_SECOND
+    return len(workload.trace) / span if span else math.inf
+
+
+def _users_inside(runs: Sequence[Metrics]) -> int:
+    """Returns the mean number of requests in the server, by Little's law."""
+    inside = fmean(run.request_throughput_per_s * run.e2e_s.mean for run in runs)
+    return min(LIMITS["--concurrency"][1], max(1, round(inside)))

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pipesim.changes import advice, goal
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
-from pipesim.engines import ENGINES, box_of_group
+from pipesim.engines import box_of_group
+from pipesim.hinges import Hinges
+from pipesim.overload import Overload
 from pipesim.passes import PricedOp
 from pipesim.prediction import Prediction, Predictor
 from pipesim.sensitivity import other_version
@@ -16,6 +19,11 @@ NOTEWORTHY_ALL_REDUCE = 0.02
 
 NOTEWORTHY_DOUBT = 0.01
 """Share of the priced time from which weak evidence is worth a warning."""
+
+NOTEWORTHY_WAIT = 1.1
+"""Mean TTFT over that before from which a change is said to cost it."""
+FRONT_END_BINDS = 0.9
+"""Share of the time from which a front end that is at work is what an answer hangs on."""
 
 NAMES = {
     "experts": "routed experts",
@@ -29,7 +37,16 @@ NAMES = {
 
 
 def binding_limit(prediction: Prediction) -> str:
-    """Returns one sentence on what takes most of the GPUs' time, and what to do about it."""
+    """Returns in words what takes most of the GPUs' time, and the change of flags that surely gains under the load."""
+    return " ".join(filter(None, (_limit(prediction), _advice(prediction))))
+
+
+def _limit(prediction: Prediction) -> str:
+    if (at_work := prediction.front_end_utilisation) > FRONT_END_BINDS:
+        return (
+            f"Front-end-bound: one of the processes that take requests in and hand tokens out works {at_work:.0%} of "
+            "the time; faster GPUs would gain little."
+        )
     largest = max(prediction.breakdown, key=lambda name: prediction.breakdown[name])
     share = f"{prediction.breakdown[largest]:.0%}"
     plan, settings = prediction.deployment.plan, prediction.deployment.engine
@@ -39,7 +56,7 @@ def binding_limit(prediction: Prediction) -> str:
         if not settings.cuda_graph:
             return (
                 f"Host-bound: {share} of the time the GPUs wait for kernels launched from Python; AllReduce and memory "
-                "reads hide under the launches. CUDA graphs (--cuda-graph) would remove the wait."
+                "reads hide under the launches."
             )
         return f"Host-bound: {share} of the time no micro-batch is in flight while the scheduler works."
     if largest == "all_reduce":
@@ -47,29 +64,37 @@ def binding_limit(prediction: Prediction) -> str:
     if largest == "send_recv":
         return f"Link-bound: sending activations between {plan.pp} stages takes {share} of the time."
     if largest == "experts":
+        about = "" if prediction.workload.closed_loop else "about "
         rows = prediction.closed_form.requests_per_micro_batch
         return (
-            f"Memory-bound: reading the weights of routed experts takes {share} of the time; a micro-batch of {rows} "
-            "touches its experts anew, whatever the other micro-batches have read."
+            f"Memory-bound: reading the weights of routed experts takes {share} of the time; a micro-batch of {about}"
+            f"{rows} touches its experts anew, whatever the other micro-batches have read."
         )
     return f"{NAMES[largest].capitalize()} takes {share} of the time."
 
 
 def _why_bubbles(prediction: Prediction) -> str:
     in_flight, slots = prediction.mean("micro_batches_in_flight"), prediction.mean("slots_used")
-    pp, steady = prediction.deployment.plan.pp, prediction.closed_form
-    if prediction.workload.concurrency < pp:
-        return f"{prediction.workload.concurrency} user(s) can fill at most as many of the {pp} stages at a time."
-    slots_are_flags = ENGINES[prediction.deployment.engine.name].slots_are_flags
-    if slots_are_flags and in_flight < 0.8 * pp and steady.micro_batches >= pp:
-        cap = steady.requests_per_micro_batch
-        better = steady.output_tokens_per_s
-        return (
-            f"On average {in_flight:.2f} micro-batches are in flight over {pp} stages, in {slots:.0f} unevenly filled "
-            f"slots; --pp-max-micro-batch-size {cap} would fill {steady.micro_batches} evenly "
-            f"(closed form: {better:,.0f} tok/s)."
-        )
-    return f"On average {in_flight:.2f} micro-batches are in flight over {pp} stages."
+    pp, users = prediction.deployment.plan.pp, prediction.closed_load.concurrency
+    if users < pp:
+        who = f"{users} user(s)" if prediction.workload.closed_loop else f"The {users} request(s) inside at a time"
+        return f"{who} can fill at most as many of the {pp} stages at a time."
+    uneven = f", in {slots:.0f} unevenly filled slots" if in_flight < 0.8 * pp else ""
+    return f"On average {in_flight:.2f} micro-batches are in flight over {pp} stages{uneven}."
+
+
+def _advice(prediction: Prediction) -> str:
+    change = advice(prediction)
+    if change is None:
+        return ""
+    low, high = change.interval
+    value = f"{change.output_tokens_per_s:,.0f} tok/s, {change.speedup:.2f} times as much"
+    if goal(prediction.workload) == "e2e_s":
+        value = f"an E2E latency of {change.latencies[1]:,.1f} s, {change.speedup:.2f} times as fast"
+    ttft, before = change.latencies[0], prediction.latency("ttft_s").mean
+    price = f", at a TTFT of {ttft:,.2f} s instead of {before:,.2f} s" if ttft > NOTEWORTHY_WAIT * before else ""
+    subject = change.flags or change.label.capitalize()
+    return f"{subject} gives {value} ({low:.2f} to {high:.2f}){price}, simulated under this load."
 
 
 def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:
@@ -82,7 +107,7 @@ def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:
         return None
     base, now = prediction.closed_form.output_tokens_per_s, prediction.mean("output_tokens_per_s")
     factors = (spread.slowest, spread.fastest)
-    slow, fast = (_with_all_reduce(prediction.deployment, prediction.workload, factor) for factor in factors)
+    slow, fast = (_with_all_reduce(prediction.deployment, prediction.closed_load, factor) for factor in factors)
     return now * slow.output_tokens_per_s / base, now * fast.output_tokens_per_s / base
 
 
@@ -99,7 +124,7 @@ def extrapolated_constants(prediction: Prediction) -> list[str]:
 
 def _decode_operations(prediction: Prediction) -> Iterator[PricedOp]:
     predictor = Predictor(prediction.deployment)
-    return predictor.operations(predictor.mid_decode(prediction.workload))
+    return predictor.operations(predictor.mid_decode(prediction.closed_load))
 
 
 def _with_all_reduce(deployment: Deployment, workload: Workload, factor: float) -> SteadyState:
@@ -107,9 +132,39 @@ def _with_all_reduce(deployment: Deployment, workload: Workload, factor: float) 
     return Predictor(scaled).steady_state(workload)
 
 
+def overload_words(found: Overload | None) -> str:
+    """Returns in words that an open loop sends more than is carried; nothing where it does not."""
+    if found is None:
+        return ""
+    after, growth = found.ttft_passes_a_minute_after_s, found.queue_growth_per_s
+    minute = f"TTFT passes a minute after {after / 60:.1f} min" if after else "TTFT takes long to pass a minute"
+    return (
+        f"Overloaded: {found.offered_per_s:.2f} requests/s are offered and {found.carried_per_s:.2f} carried. The "
+        f"queue grows by {growth:.2f} requests/s, and {minute}. The figures are of this run; a longer one has worse."
+    )
+
+
+def hinge_words(found: Hinges | None) -> list[str]:
+    """Returns in words what an answer hangs on."""
+    if found is None:
+        return []
+    lengths = f"{found.equal_lengths:,.0f} tok/s with equal lengths, {found.ragged_lengths:,.0f} with lengths ±50%"
+    if found.by_gap:
+        first, *_, last = (f"{1e3 * gap:g}" for gap in sorted(found.by_gap))
+        rates = found.by_gap.values()
+        lengths += f"; {min(rates):,.0f} to {max(rates):,.0f} with users {first} to {last} ms apart"
+    splits: dict[str, list[str]] = {}
+    for load, split in found.best_split.items():
+        splits.setdefault(split, []).append(load)
+    if len(splits) == 1:
+        return [lengths, f"best split of these GPUs under all of these: {next(iter(splits))}"]
+    names = ", ".join(f"{split} with {' and '.join(loads)}" for split, loads in splits.items())
+    return [lengths, f"best split of these GPUs: {names}"] if splits else [lengths]
+
+
 def notes(prediction: Prediction) -> list[str]:
     """Returns what a reader of the numbers has to know."""
-    found = []
+    found = [note] if (note := prediction.deployment.memory_note) else []
     longest, model = prediction.workload.tokens_per_request, prediction.deployment.model
     if longest > model.max_positions:
         found.append(

@@ -3,13 +3,17 @@
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pipesim.changes import goal
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.hinges import hinges
 from pipesim.metrics import Latency
+from pipesim.overload import Overload, overload
 from pipesim.prediction import GIB, Prediction
-from pipesim.reasons import NAMES, binding_limit, notes
+from pipesim.reasons import NAMES, binding_limit, hinge_words, notes, overload_words
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
 from pipesim.workload import Workload
 
@@ -31,7 +35,10 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
         "workload": workload_json(prediction.workload) | {"seeds": len(prediction.runs)},
         "metrics": metrics_json(prediction),
         "interval": {name: list(confidence.interval(name)) for name in HEADLINES} | {"level": LEVEL},
+        "overload": overload_json(overload(prediction)),
+        "hangs_on": asdict(found) if (found := hinges(prediction)) else None,
         "closed_form": closed_form_json(prediction.closed_form),
+        "closed_form_holds": prediction.closed_form_holds,
         "breakdown": prediction.breakdown,
         "binding_limit": binding_limit(prediction),
         "notes": notes(prediction),
@@ -42,6 +49,7 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             for rank in range(deployment.plan.tp)
         ],
         "basis": prediction.basis,
+        "unchecked": confidence.never_checked,
     }
 
 
@@ -56,13 +64,20 @@ def deployment_json(deployment: Deployment) -> dict[str, Any]:
         **deployment.plan.further_kinds,
         "layer_partition": list(deployment.layers),
         "cuda_graph": deployment.engine.cuda_graph,
+        "engine_flags": deployment.engine.stated,
+        "memory_share": deployment.memory_share,
     }
+
+
+def overload_json(found: Overload | None) -> dict[str, Any] | None:
+    """Returns what an open loop offers beyond what is carried; None where it carries all."""
+    return None if found is None else asdict(found) | {"queue_growth_per_s": found.queue_growth_per_s}
 
 
 def workload_json(workload: Workload) -> dict[str, Any]:
     """Returns the load, as every answer names it."""
     return {
-        "concurrency": workload.concurrency,
+        "concurrency": workload.concurrency if workload.closed_loop else None,
         "input_len": workload.input_len,
         "output_len": workload.output_len,
         "num_prompts": workload.num_prompts,
@@ -134,18 +149,17 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
     """Returns the screen that `predict` prints."""
     confidence = Confidence(prediction)
     low, high = confidence.interval("output_tokens_per_s")
-    steady = prediction.closed_form
     output, per_request = prediction.mean("output_tokens_per_s"), prediction.mean("output_tokens_per_s_per_request")
     requests = prediction.mean("request_throughput_per_s")
-    slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}"
     lines = [
         *_heading(prediction, defaults),
         "",
+        *_overload_lines(prediction),
         f"{'output':<13}{output:>9,.1f} tok/s in all, {per_request:,.1f} per request, {requests:.2f} req/s",
         f"{'':<13}{low:>9,.1f} to {high:,.1f} tok/s with {LEVEL:.0%} confidence",
         *_over_seeds(prediction.over_seeds("output_tokens_per_s")),
-        f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s if {slots} filled evenly;",
-        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+        *_closed_form_lines(prediction),
+        *_hinge_lines(prediction),
         "",
         *_latencies(prediction, confidence),
         "",
@@ -164,9 +178,33 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         *_gpu_table(prediction),
         "",
         *(line for note in notes(prediction) for line in textwrap.wrap(note, WIDTH)),
-        _basis(prediction.basis),
+        *textwrap.wrap(_basis(prediction.basis, confidence.never_checked), WIDTH),
     ]
     return "\n".join(lines)
+
+
+def _overload_lines(prediction: Prediction) -> list[str]:
+    words = overload_words(overload(prediction))
+    return [*textwrap.wrap(words, WIDTH), ""] if words else []
+
+
+def _closed_form_lines(prediction: Prediction) -> list[str]:
+    """Returns the closed form where its assumptions hold, nothing elsewhere."""
+    if not prediction.closed_form_holds:
+        return []
+    steady = prediction.closed_form
+    many = steady.micro_batches > 1
+    slots = f"{steady.micro_batches} micro-batches of {steady.requests_per_micro_batch}" if many else "one micro-batch"
+    return [
+        f"{'closed form':<13}{steady.output_tokens_per_s:>9,.1f} tok/s with {slots};",
+        f"{'':<13}{'':>9} step {time_text(steady.step_time_s)}, bubble {steady.bubble_fraction:.1%}",
+    ]
+
+
+def _hinge_lines(prediction: Prediction) -> list[str]:
+    indent = " " * 13
+    words = [line for text in hinge_words(hinges(prediction)) for line in textwrap.wrap(text, WIDTH - len(indent))]
+    return [f"{'hangs on' if number == 0 else '':<13}{line}" for number, line in enumerate(words)]
 
 
 def _over_seeds(rates: Sequence[float]) -> list[str]:
@@ -248,8 +286,10 @@ def _gpu_table(prediction: Prediction) -> list[str]:
     return [*lines, f"KV cache: {prediction.kv_capacity_tokens:,} tokens"]
 
 
-def _basis(basis: dict[str, float]) -> str:
-    return "evidence: " + ", ".join(f"{share:.0%} {name}" for name, share in basis.items() if share) + " constants"
+def _basis(basis: dict[str, float], never_checked: Sequence[str]) -> str:
+    constants = ", ".join(f"{share:.0%} {name}" for name, share in basis.items() if share)
+    checked = f"no whole run has checked {', '.join(never_checked)}" if never_checked else "whole runs of each kind"
+    return f"evidence: {constants} constants; {checked}"
 
 
 def _largest_first(shares: dict[str, float]) -> list[tuple[str, float]]:
@@ -274,16 +314,20 @@ def explain_text(explanation: "Explanation", elasticities: bool) -> str:
     prediction = explanation.prediction
     low, high = Confidence(prediction).interval("output_tokens_per_s")
     output = prediction.mean("output_tokens_per_s")
+    by_latency = goal(prediction.workload) == "e2e_s"
     lines = [
         *_heading(prediction, []),
         "",
+        *_overload_lines(prediction),
         f"now {output:,.1f} tok/s ({low:,.1f} to {high:,.1f} with {LEVEL:.0%} confidence)",
+        *([f"and {time_text(prediction.latency('e2e_s').mean)} from sending to the last token"] if by_latency else []),
         "",
-        f"{'what one change would buy':<52}{'tok/s':>9}{'speed-up':>9}",
+        f"{'what one change would buy':<52}{'E2E' if by_latency else 'tok/s':>9}{'speed-up':>9}",
     ]
     for change in explanation.changes:
         first, *rest = textwrap.wrap(change.label, 51)
-        lines.append(f"{first:<52}{change.output_tokens_per_s:>9,.1f}{change.speedup:>8.2f}x")
+        value = time_text(change.latencies[1]) if by_latency else f"{change.output_tokens_per_s:,.1f}"
+        lines.append(f"{first:<52}{value:>9}{change.speedup:>8.2f}x")
         interval = f"{change.interval[0]:.2f} to {change.interval[1]:.2f}x"
         lines.append(f"  {' '.join(rest):<50}{interval:>18}")
     lines += [line for text in explanation.words for line in ("", *textwrap.wrap(text, WIDTH))]
@@ -301,13 +345,17 @@ def explain_json(explanation: "Explanation") -> dict[str, Any]:
         "baseline": {
             "output_tokens_per_s": prediction.mean("output_tokens_per_s"),
             "interval": list(Confidence(prediction).interval("output_tokens_per_s")),
+            "e2e_s": prediction.latency("e2e_s").mean,
         },
+        "speedup_of": goal(prediction.workload),
         "changes": [
             {
                 "change": change.label,
                 "kind": change.kind,
                 "cost": change.key or None,
                 "output_tokens_per_s": change.output_tokens_per_s,
+                "ttft_s": change.latencies[0],
+                "e2e_s": change.latencies[1],
                 "speedup": change.speedup,
                 "interval": list(change.interval),
             }

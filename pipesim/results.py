@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 from pipesim import html, prediction, report, validation, validation_report, whatif
 from pipesim.calibration.apply import Calibration as Calibrated
 from pipesim.metrics import Latency
-from pipesim.plan_report import interval, plan_json, setting_flags
+from pipesim.plan_report import interval, plan_json
+from pipesim.planning.flags import plan_flags
 from pipesim.planning.question import Job
 from pipesim.planning.search import PlanSearch
 from pipesim.prediction import Predictor
@@ -184,7 +185,7 @@ class Plans(PlanSearch):
 
     def _repr_html_(self) -> str:
         first = self.plans[: html.MOST_PLANS]
-        flags = [" ".join(setting_flags(plan.deployment.engine, plan.deployment.plan)) for plan in first]
+        flags = [" ".join(plan_flags(plan.deployment)) for plan in first]
         intervals = [interval(plan, "output_tokens_per_s", plan.figures.output_tokens_per_s) for plan in first]
         return html.plans_html(self, flags, intervals)
 

@@ -1,9 +1,10 @@
 """How sure: what a prediction hangs on, and the interval that follows.
 
 Three things make a prediction uncertain: its constants (fit errors, and how AllReduce differs between hosts), what no
-constant explains (the error of whole runs, learned on calibration runs alone), and the draw of lengths and arrivals.
-Their log variances add up. What rests on a datasheet, lies beyond the measured sizes or runs on another engine version
-widens it.
+constant explains (the error of whole runs: `pipesim.whole_runs`), and the draw of lengths and arrivals, with the gaps
+between a closed loop's first requests as far apart as is plausible. Their log variances add up. What rests on a
+datasheet or lies beyond the measured sizes widens it, and so does each kind of deployment that was never measured end
+to end.
 """
 
 import math
@@ -18,6 +19,8 @@ from pipesim.deployment import Deployment
 from pipesim.engines import box_of_group
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.hardware import HardwareProfile
+from pipesim.variations import arrival_variance
+from pipesim.whole_runs import Term, WholeRuns, learned, releases_apart
 from pipesim.workload import Workload
 
 LEVEL = 0.8
@@ -26,11 +29,7 @@ Z = 1.2815515655446004
 STD_PER_MEAN_ABSOLUTE_ERROR = math.sqrt(math.pi / 2)
 """Of a normal distribution."""
 DATASHEET_STD = 0.35
-"""Log standard deviation of a price that rests on a datasheet: kernels reach half to nearly all of a quoted rate."""
-EXTRAPOLATED_STD = 0.35
-"""Log standard deviation of a price outside the measured sizes."""
-OTHER_VERSION_STD = 0.10
-"""Log standard deviation of a whole run on another engine version: two builds on one box differ by up to 29 %."""
+"""Log standard deviation of a collective without a curve: half to nearly all of a quoted rate is reached."""
 SMALL_STEP = 0.05
 """Change of a logarithm by which an elasticity is found where no error is known."""
 
@@ -76,7 +75,9 @@ def log_stds(hardware: HardwareProfile, stack: str = "") -> dict[str, float]:
     if hardware.all_reduce_range:
         width = math.log(hardware.all_reduce_range.slowest / hardware.all_reduce_range.fastest)
         stds["all_reduce"] = max(stds["all_reduce"], width / (2 * Z))
+    front_end = hardware.host.front_end.get(stack)
     return stds | {
+        "front_end": front_end.log_std if front_end else 0.0,
         "launch": unsure.launch,
         "scheduler": unsure.scheduler,
         "small_kernel": unsure.small_kernel,
@@ -85,34 +86,73 @@ def log_stds(hardware: HardwareProfile, stack: str = "") -> dict[str, float]:
 
 
 class Confidence:
-    """How sure one prediction is."""
+    """How sure one prediction is.
 
-    def __init__(self, prediction: Prediction, known: tuple[Sensitivity, ...] | None = None) -> None:
+    Args:
+        prediction: which one.
+        known: what each group of constants does to it, if that is known.
+        arrivals: whether to simulate what other gaps between first arrivals do to it.
+        runs: what whole runs have taught, if not all that ship.
+    """
+
+    def __init__(
+        self,
+        prediction: Prediction,
+        known: tuple[Sensitivity, ...] | None = None,
+        arrivals: bool = True,
+        runs: WholeRuns | None = None,
+    ) -> None:
         self.prediction = prediction
-        self._known = known
+        self._known, self._arrivals, self._runs = known, arrivals, runs or learned()
 
     @cached_property
     def sensitivities(self) -> tuple[Sensitivity, ...]:
         """What each group of constants does to the prediction."""
-        return self._known or sensitivities(self.prediction.deployment, self.prediction.workload)
+        return self._known or sensitivities(self.prediction.deployment, self.prediction.closed_load)
+
+    @cached_property
+    def unchecked(self) -> tuple[Term, ...]:
+        """The parts of the error that no measured run of their kind has bounded."""
+        return self._runs.unchecked(self.prediction.deployment)
+
+    @property
+    def never_checked(self) -> list[str]:
+        """What of the deployment no measured run that ships was of, in words; its engine's age is not among it."""
+        return [str(term.kind) for term in self.unchecked if term.kind.dimension != "version"]
+
+    @property
+    def whole_run_std(self) -> float:
+        """Log standard deviation of a whole run of checked kinds that no constant explains."""
+        return math.sqrt(self._runs.base_variance(self.prediction.deployment))
 
     def log_std(self, metric: str) -> float:
         """Returns the log standard deviation of one headline metric."""
+        whole_run = self.whole_run_std**2 + self.first_token_variance(metric)
+        unchecked = sum(term.log_std**2 for term in self.unchecked)
+        return math.sqrt(self.variance_of_constants(metric) + whole_run + unchecked)
+
+    def variance_of_constants(self, metric: str) -> float:
+        """Returns the log variance of one headline metric that constants, weak evidence and draws explain."""
         constants = sum((item.of(metric) * item.log_std) ** 2 for item in self.sensitivities)
-        end_to_end = self.prediction.deployment.hardware.uncertainty.end_to_end
-        return math.sqrt(constants + self.seed_variance(metric) + self.doubt_variance + end_to_end**2)
+        return constants + self.seed_variance(metric) + self.doubt_variance
 
     def seed_variance(self, metric: str) -> float:
-        """Returns the log variance of one headline metric over lengths and arrivals."""
-        return pvariance([math.log(value) for value in self.prediction.over_seeds(metric) if value > 0] or [0.0])
+        """Returns the log variance of one headline metric over lengths and arrivals.
+
+        Over seeds, or over plausible gaps between first arrivals where that is larger: these differ by their draw, too.
+        """
+        drawn = pvariance([math.log(value) for value in self.prediction.over_seeds(metric) if value > 0] or [0.0])
+        return max(drawn, arrival_variance(self.prediction, metric)) if self._arrivals else drawn
+
+    def first_token_variance(self, metric: str) -> float:
+        """Returns the log variance that whole runs show of a time to first token besides."""
+        return self._runs.first_token_variance(metric)
 
     @property
     def doubt_variance(self) -> float:
-        """Log variance for weak evidence: datasheet figures, sizes never measured, another version of the engine."""
-        prediction = self.prediction
-        variance = (DATASHEET_STD * prediction.basis["datasheet"]) ** 2
-        variance += (EXTRAPOLATED_STD * prediction.extrapolated_fraction) ** 2
-        return variance + (OTHER_VERSION_STD**2 if other_version(prediction.deployment) else 0.0)
+        """Log variance for weak evidence: datasheet figures, and sizes never measured."""
+        variance = (self._runs.log_std["datasheet"] * self.prediction.basis["datasheet"]) ** 2
+        return variance + (self._runs.log_std["extrapolated"] * self.prediction.extrapolated_fraction) ** 2
 
     def interval(self, metric: str) -> tuple[float, float]:
         """Returns the 80 % interval of one headline metric."""
@@ -135,16 +175,15 @@ def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivi
         low, high = (_steady(deployment, workload, scale) for scale in scales)
         throughput = _slope(low.output_tokens_per_s, high.output_tokens_per_s, by)
         step, prefill = (
-            _slope(getattr(low, name), getattr(high, name), by) for name in ("step_time_s", "prefill_time_s")
+            _slope(getattr(low, name), getattr(high, name), by) for name in ("step_time_s", "first_token_s")
         )
         found.append(Sensitivity(constant, std, throughput, step, prefill))
     return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))
 
 
 def other_version(deployment: Deployment) -> bool:
-    """Returns whether the engine version asked for is another minor version than that of the measured kernels."""
-    asked, measured = deployment.engine.version, deployment.hardware.measured_with.get(deployment.engine.kernels)
-    return asked is not None and measured is not None and asked.split(".")[:2] != measured.split(".")[:2]
+    """Returns whether releases lie between the engine version asked for and that of the measured kernels."""
+    return releases_apart(deployment) > 0
 
 
 def _steady(deployment: Deployment, workload: Workload, scale: Mapping[str, float]) -> SteadyState:

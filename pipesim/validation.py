@@ -106,7 +106,9 @@ def validate(files: Iterable[Runs], seeds: int = SEEDS, progress: Callable[[str]
 
 def _unpredicted(run: MeasuredRun, reason: str) -> list[Comparison]:
     return [
-        Comparison(run.id, name, value, math.nan, (math.nan, math.nan), run.tolerance.get(name, 0.0), run.role, reason)
+        Comparison(
+            run.id, name, value, math.nan, (math.nan, math.nan), run.tolerance.get(name, 0.0), run.role_of(name), reason
+        )
         for name, value in run.measured.items()
     ]
 
@@ -123,5 +125,5 @@ def compare(run: MeasuredRun, seeds: int) -> list[Comparison]:
         else:
             predicted, interval = fmean(prediction.over_seeds(metric)), confidence.interval(metric)
         tolerance = run.tolerance.get(metric, 0.0)
-        rows.append(Comparison(run.id, metric, value, predicted, interval, tolerance, run.role))
+        rows.append(Comparison(run.id, metric, value, predicted, interval, tolerance, run.role_of(metric)))
     return rows

@@ -3,21 +3,20 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from statistics import fmean, pvariance
-from typing import Literal
+from statistics import fmean
 
+from pipesim.changes import Change, changed, goal, log_ratios, ratio_variance, switched, with_flags
 from pipesim.deployment import Deployment, EngineSettings
-from pipesim.engines import ENGINES, all_reduce_preference, box_of_group
+from pipesim.engines import all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
 from pipesim.partition import balanced_partition
 from pipesim.passes import StagePrice
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.sensitivity import Confidence, Sensitivity, Z
-from pipesim.workload import Workload
 
-SEEDS = 3
-
+MOST_SEEDS = 3
+"""Seeds that a cost at zero, which no box has, is simulated with."""
 COSTS = {
     "experts": "reading and multiplying routed experts",
     "attention": "attention",
@@ -28,20 +27,6 @@ COSTS = {
     "scheduler": "the scheduler's turn on the host",
 }
 """Costs that can be set to zero, by category or by name of the constants."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change and what it buys."""
-
-    label: str
-    kind: Literal["cost", "switch"]
-    output_tokens_per_s: float
-    speedup: float
-    interval: tuple[float, float]
-    """80 % interval of the speed-up."""
-    key: str = ""
-    """The cost set to zero."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +41,15 @@ class Explanation:
 
 def explain(prediction: Prediction, progress: Callable[[str], None] = lambda _: None) -> Explanation:
     """Returns what each change of a prediction's deployment would buy, largest first; `progress` hears of each."""
-    deployment, workload = prediction.deployment, prediction.workload
     confidence = Confidence(prediction)
-    base = Predictor(deployment).predict(workload, SEEDS).over_seeds("output_tokens_per_s")
     stds = _cost_stds(prediction, confidence)
     changes = []
     for key, name in COSTS.items():
         progress(name)
-        changes.append(_without(prediction, base, key, stds[key]))
-    for label, changed in switches(deployment, workload):
+        changes.append(_without(prediction, key, stds[key]))
+    for label, flags, other in switches(prediction):
         progress(label)
-        rates = Predictor(changed).predict(workload, SEEDS).over_seeds("output_tokens_per_s")
-        changes.append(_switched(label, base, rates, deployment.hardware.uncertainty.end_to_end))
+        changes.append(switched(prediction, label, other, flags))
     changes.sort(key=lambda change: -change.speedup)
     return Explanation(prediction, tuple(changes), tuple(_words(prediction, changes)), confidence.sensitivities)
 
@@ -77,39 +59,33 @@ def _cost_stds(prediction: Prediction, confidence: Confidence) -> dict[str, floa
     stds = {item.constant: item.log_std for item in confidence.sensitivities}
     predictor = Predictor(prediction.deployment)
     found = {key: stds.get(key, 0.0) for key in COSTS}
-    for priced in predictor.operations(predictor.mid_decode(prediction.workload)):
+    for priced in predictor.operations(predictor.mid_decode(prediction.closed_load)):
         category = priced.op.category
         found[category] = max(found[category], stds.get(priced.op.constant, 0.0))
     return found
 
 
-def _without(prediction: Prediction, base: list[float], key: str, std: float) -> Change:
+def _without(prediction: Prediction, key: str, std: float) -> Change:
     """A cost at zero. To first order the gain moves with the cost, whose log standard deviation is known."""
-    free = Predictor(prediction.deployment, {key: 0.0}).predict(prediction.workload, SEEDS)
-    rates = free.over_seeds("output_tokens_per_s")
-    gain = math.log(fmean(rates) / fmean(base))
-    interval = math.exp(gain * math.exp(-Z * std)), math.exp(gain * math.exp(Z * std))
-    label = f"{COSTS[key]} at no cost"
-    return Change(label, "cost", fmean(rates), math.exp(gain), (min(interval), max(interval)), key)
+    seeds, first = min(MOST_SEEDS, len(prediction.runs)), prediction.first_seed
+    free = Predictor(prediction.deployment, {key: 0.0}).predict(prediction.workload, seeds, first_seed=first)
+    ratios = log_ratios(prediction, free)
+    gain, width = fmean(ratios), Z * math.sqrt(ratio_variance(ratios))
+    low, high = sorted(gain * math.exp(sign * Z * std) for sign in (-1, 1))
+    interval = math.exp(low - width), math.exp(high + width)
+    return changed("cost", f"{COSTS[key]} at no cost", free, math.exp(gain), interval, key=key)
 
 
-def _switched(label: str, base: list[float], rates: list[float], end_to_end: float) -> Change:
-    """A switch flipped. Both runs share a box, so half of its end-to-end error is taken to cancel."""
-    ratios = [math.log(after / before) for before, after in zip(base, rates, strict=True)]
-    spread = math.exp(Z * math.sqrt(pvariance(ratios) + (end_to_end / 2) ** 2))
-    speedup = math.exp(fmean(ratios))
-    return Change(label, "switch", fmean(rates), speedup, (speedup / spread, speedup * spread))
-
-
-def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, Deployment]]:
-    """Yields every deployment that differs in one switch and that the box can run, with what was flipped."""
+def switches(prediction: Prediction) -> Iterator[tuple[str, str, Deployment]]:
+    """Yields every deployment that differs in one switch and that the box can run, with what was flipped and flags."""
+    deployment = prediction.deployment
     settings, hardware, plan = deployment.engine, deployment.hardware, deployment.plan
-    graph = "without CUDA graphs (--no-cuda-graph)" if settings.cuda_graph else "with CUDA graphs (--cuda-graph)"
-    candidates = [
-        (graph, replace(settings, cuda_graph=not settings.cuda_graph), hardware),
-        *_pipeline_switches(deployment, workload),
-        *_all_reduce_switches(deployment),
-    ]
+    for words, flags, other in with_flags(prediction, every=True):
+        yield f"{words} ({flags})" if flags else words, flags, other
+    candidates = list(_all_reduce_switches(deployment))
+    if settings.cuda_graph:
+        eager = replace(settings, cuda_graph=False)
+        candidates.append(("without CUDA graphs (--no-cuda-graph)", eager, hardware))
     if plan.gpus > 1:
         p2p = "without peer access (--no-p2p)" if deployment.peer_access else "with peer access (--p2p)"
         candidates += [
@@ -119,36 +95,17 @@ def switches(deployment: Deployment, workload: Workload) -> Iterator[tuple[str, 
         ]
     if settings.kv_cache_dtype == "auto":
         candidates.append(("an FP8 KV cache (--kv-cache-dtype fp8)", replace(settings, kv_cache_dtype="fp8"), hardware))
+    partition = balanced_partition(Predictor(deployment), prediction.closed_load)
     own = replace(plan, layer_partition=deployment.layers)
-    for label, changed, box in candidates:
+    splits = [(own, *candidate) for candidate in candidates]
+    if partition != deployment.layers:
+        label = f"layers split {','.join(map(str, partition))} (--layer-partition)"
+        splits.append((replace(plan, layer_partition=partition), label, settings, hardware))
+    for split, label, flags_changed, box in splits:
         try:
-            yield label, deploy(deployment.model, box, own, changed)
+            yield label, "", deploy(deployment.model, box, split, flags_changed, prediction.workload)
         except PipesimError:
             continue
-    partition = balanced_partition(Predictor(deployment), workload)
-    if partition != deployment.layers:
-        text = ",".join(map(str, partition))
-        moved = replace(plan, layer_partition=partition)
-        yield f"layers split {text} (--layer-partition)", deploy(deployment.model, hardware, moved, settings)
-
-
-def _pipeline_switches(deployment: Deployment, workload: Workload) -> list[tuple[str, EngineSettings, HardwareProfile]]:
-    settings, hardware, pp = deployment.engine, deployment.hardware, deployment.plan.pp
-    if pp == 1 or not ENGINES[settings.name].slots_are_flags:
-        return []
-    found = []
-    users = -(-workload.concurrency // deployment.plan.replicas)
-    for depth in {0, 1, 2} - {settings.pp_async_batch_depth}:
-        cap = -(-users // (pp + depth))
-        label = f"async depth {depth}, slot cap {cap} (--pp-async-batch-depth {depth})"
-        found.append((label, replace(settings, pp_async_batch_depth=depth, pp_max_micro_batch_size=cap), hardware))
-    even = -(-users // (pp + settings.pp_async_batch_depth))
-    if settings.pp_max_micro_batch_size != even:
-        label = f"slot cap {even} (--pp-max-micro-batch-size {even})"
-        found.append((label, replace(settings, pp_max_micro_batch_size=even), hardware))
-    if settings.pp_max_micro_batch_size is not None:
-        found.append(("the engine's default slot cap", replace(settings, pp_max_micro_batch_size=None), hardware))
-    return found
 
 
 def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettings, HardwareProfile]]:
@@ -170,12 +127,11 @@ def _all_reduce_switches(deployment: Deployment) -> list[tuple[str, EngineSettin
 
 def _words(prediction: Prediction, changes: list[Change]) -> Iterator[str]:
     costs = [change for change in changes if change.kind == "cost"]
-    now = prediction.mean("output_tokens_per_s")
-    first = costs[0]
-    yield (
-        f"The largest cost is {COSTS[first.key]}: without it {now:,.1f} tok/s would be "
-        f"{first.output_tokens_per_s:,.1f}, {first.speedup:.2f} times as much."
-    )
+    first, now = costs[0], prediction.mean("output_tokens_per_s")
+    gain = f"{now:,.1f} tok/s would be {first.output_tokens_per_s:,.1f}, {first.speedup:.2f} times as much"
+    if goal(prediction.workload) == "e2e_s":
+        gain = f"a request would be done in {first.latencies[1]:,.1f} s, {first.speedup:.2f} times as fast"
+    yield f"The largest cost is {COSTS[first.key]}: without it {gain}."
     if first.key == "launch" and prediction.deployment.plan.tp > 1:
         yield _rival(prediction)
 
@@ -183,7 +139,7 @@ def _words(prediction: Prediction, changes: list[Change]) -> Iterator[str]:
 def _rival(prediction: Prediction) -> str:
     """What AllReduce would have to cost to explain a launch-bound step, and what would tell the two causes apart."""
     predictor = Predictor(prediction.deployment)
-    batch = predictor.mid_decode(prediction.workload)
+    batch = predictor.mid_decode(prediction.closed_load)
     stage: StagePrice = predictor.price(batch).stages[0]
     calls = [priced for priced in predictor.price.operations(batch, 0) if priced.op.constant == "all_reduce"]
     now = stage.by_category["all_reduce"] / len(calls)

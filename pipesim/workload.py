@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -80,6 +80,8 @@ class PrefillChunk(NamedTuple):
     """Tokens that the requests have in the KV cache already, summed."""
     absorbed: bool
     """Whether MLA attends to the latent itself, or to keys and values expanded from it, the context's among them."""
+    holders: int = 0
+    """Ranks that attend for them where attention is split by request; 0 for all."""
 
     @property
     def captured(self) -> bool:
@@ -109,6 +111,9 @@ class MixedStep(NamedTuple):
     prefill: PrefillChunk
     captured: bool
     """Whether the kernels between the attention calls are replayed from graphs."""
+    attends: Literal["both", "apart", "decode", "prefill"] = "both"
+    """What a rank attends for: both, or where attention is split by request either on ranks of their own, of which the
+    slower counts; of the views of such a step, the part that this rank has."""
 
     @property
     def requests(self) -> int:

@@ -11,7 +11,7 @@ not matter. Iteration k of a rank serves slot k mod L, L = P + D:
 5 launch the batch; the GPU runs launches in order, once the activations are there
 6 with D = 0, exchange outputs
 7 when the tokens of slot m + 1 are on the host, handle them
-8 announce the activations to the next rank
+8 announce the activations to the next rank; a link carries those of one launch at a time
 
 Exchange: the last rank sends the output of launch k − D to rank 0, the others send on what they received in their
 iteration before; then all receive that of launch k + 1 − L. Ranks of odd number receive first.
@@ -54,7 +54,7 @@ def program(ranks: list[Rank], me: Rank, times: Times, iterations: int) -> Itera
     stages, last = len(ranks), len(ranks) - 1
     slots = stages + times.depth
     after = ranks[(me.index + 1) % stages]
-    host = gpu = tokens = 0.0
+    host = gpu = tokens = link = 0.0
     received: tuple[float, float] | None = None
 
     def exchange(k: int) -> Iterator[Queue]:
@@ -95,7 +95,8 @@ def program(ranks: list[Rank], me: Rank, times: Times, iterations: int) -> Itera
         if k + 1 - slots >= 0:
             host = max(host, tokens) + times.process
         if me.index < last:
-            after.activations.append((host, max(host, gpu) + times.hops[me.index]))
+            link = max(host, gpu, link) + times.hops[me.index]
+            after.activations.append((host, link))
 
 
 def launches(times: Times, iterations: int) -> list[Rank]:

@@ -613,11 +613,11 @@ def test_more_gpus_than_the_box_has_are_an_answer_with_how_many_would_fit(run_cl
 
 
 def test_a_context_longer_than_the_kv_cache_is_an_answer_with_the_room_there_is(run_cli: RunCli) -> None:
-    load = ["--context-len", 200_000, "--input-len", 512, "--output-len", 256, "--seeds", 1]
+    load = ["--context-len", 260_000, "--input-len", 512, "--output-len", 256, "--seeds", 1]
     ran = run_cli("predict", "--tp", 8, *load, "--json")
     assert (ran.code, ran.err) == (1, "")
     (reason, *_) = ran.json["reasons"]
-    assert "200,768 tokens of KV cache" in reason
+    assert "260,768 tokens of KV cache" in reason
     room = int(re.findall(r"room for ([\d,]+)", reason)[0].replace(",", ""))
     assert ran.json["feasible"] is False
     fitting = run_cli("predict", "--tp", 8, "--context-len", room - 768, *load[2:], "--num-prompts", 1, "--json")

@@ -109,6 +109,14 @@ def test_every_launch_ends_when_the_plain_reference_says(data: st.DataObject, st
         assert timeline.ends[rank.index][: len(known)].tolist() == known
 
 
+def test_a_pair_of_stages_sends_the_activations_of_one_launch_after_another() -> None:
+    # "P2P ops are serialized on one stream per peer pair" (SGLang 0.5.23 managers/scheduler_pp_mixin.py): hops of 2 ps
+    # after launches of 1 ps are on their way from 1 to 3 and from 3 to 5, so the fourth launch ends at 7 and not at 6.
+    price = PassPrice((StagePrice({"experts": 1}, {}),) * 2, (2,), 0, (0, 0), 0, 0)
+    assert circulate(price, sglang(1), 3).ends[0][:6].tolist() == [1, 2, 5, 7, 9, 11]
+    assert launches(reference(price, 1), 6)[0].ends == [1, 2, 5, 7, 9, 11]
+
+
 def reference(price: PassPrice, depth: int) -> Times:
     return Times(price.totals, price.hops, price.result_return, price.schedule, price.launches[0], price.process, depth)
 

@@ -61,7 +61,7 @@ def test_the_screen_fits_80_columns_and_says_which_defaults_were_used(run_cli: R
         "step time",
         "bubble",
         "in flight",
-        "closed form",
+        "hangs on",
         "seeds",
         "evidence",
     ):

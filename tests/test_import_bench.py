@@ -174,6 +174,38 @@ def test_vllm_serve_takes_metadata_as_stated_and_its_backend_as_no_engine() -> N
     assert old.measured["tpot_s"] == 0.031
 
 
+@pytest.mark.parametrize(
+    "file",
+    ["sglang_serving.jsonl", "vllm_serve.json", "aiperf.json", "inferencex.json", "sglang_one_batch.jsonl"],
+)
+def test_the_users_of_a_closed_loop_begin_all_at_once_and_ignore_the_ends_of_answers(file: str) -> None:
+    for run in imported(DATA / file):
+        assert (run.workload.spacing, run.workload.ignore_eos, run.workload.steady) == (0.0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("file", "stated", "ignored"),
+    [
+        ("vllm_serve.json", {"ignore_eos": "false"}, False),
+        ("vllm_serve.json", {"ignore-eos": "true"}, True),
+        ("sglang_serving_old.jsonl", {"disable_ignore_eos": True}, False),
+        ("sglang_serving_old.jsonl", {"extra_request_body": {"ignore_eos": False}}, False),
+        ("aiperf.json", {"input_config": {"input": {"extra": [["max_tokens", 9], ["ignore_eos", False]]}}}, False),
+        ("genai_perf.json", {"input_config": {"extra_inputs": {"ignore_eos": True}}}, True),
+        ("sglang_one_batch_server.jsonl", {"num_early_stopped": 3}, False),
+    ],
+)
+def test_whether_answers_went_on_past_their_ends_is_taken_where_a_file_states_it(
+    tmp_path: Path, file: str, stated: dict[str, object], ignored: bool
+) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(first_line(file) | stated), encoding="utf-8")
+    ((_, run),) = read_bench(path).runs
+    assert run.workload["ignore_eos"] is ignored
+    (imported_run,) = imported(path)
+    assert imported_run.workload.ignore_eos is ignored
+
+
 def test_appended_and_pretty_printed_objects_are_all_read() -> None:
     first, second = imported(DATA / "vllm_serve_appended.json")
     assert first.measured["e2e_s"] == 11.355

@@ -73,11 +73,17 @@ def settings_of(draw: st.DrawFn, engine: str) -> EngineSettings:
     share = draw(st.none() | st.floats(0.1, 0.99))
     if engine == "vllm":
         own = {"gpu_memory_utilization": share, "async_scheduling": draw(st.sampled_from([None, False]))}
+        own["prefill_schedule_interval"] = draw(st.integers(1, 64))
     else:
         own = {
             "mem_fraction_static": share,
             "pp_max_micro_batch_size": draw(maybe(st.integers(1, 64))),
             "pp_async_batch_depth": draw(st.integers(0, 4)),
+            "prefill_decode_interval": draw(st.integers(0, 64)),
+            "prefill_decode_interval_min_bs": draw(st.integers(0, 64)),
+            "schedule_conservativeness": draw(st.sampled_from([0.3, 1.0, 1.5])),
+            "enable_dynamic_chunking": draw(st.booleans()),
+            "enable_mixed_chunk": not shared["speculative_acceptance"] and draw(st.booleans()),
         }
     return EngineSettings(name=engine, **shared, **own)  # type: ignore[arg-type]
 
@@ -86,11 +92,14 @@ def settings_of(draw: st.DrawFn, engine: str) -> EngineSettings:
 @given(data=st.data())
 def test_a_launch_line_read_back_is_the_deployment_it_was_written_for(engine: str, data: st.DataObject) -> None:
     plan, settings = data.draw(plans(engine)), data.draw(settings_of(engine))
-    started = launch(settle(KIMI, BOX, plan, settings, ENGINES[engine]))
+    share, deployment = ENGINES[engine].share, settle(KIMI, BOX, plan, settings, ENGINES[engine])
+    started = launch(deployment)
     for text in ("\n".join(map(one_line, started.lines)), "\n".join(map(wrapped, started.lines))):
         (back,) = imported(text)
         assert back.plan == plan
-        assert back.settings == replace(settings, speculative_acceptance=())
+        assert share.stated(back.settings) == pytest.approx(share.of(deployment), abs=1e-4)
+        same = {share.field: share.stated(settings), "speculative_acceptance": ()}
+        assert replace(back.settings, **same) == replace(settings, **same)  # type: ignore[arg-type]
         drafts = [entry.given for entry in back.unsupported]
         assert drafts == [f"{settings.draft_tokens} draft tokens"] * bool(settings.draft_tokens)
         pasted = asked(back.predict)

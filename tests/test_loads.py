@@ -3,6 +3,7 @@
 import csv
 import math
 from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,13 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.engines import MicroBatch, Request
 from pipesim.engines.base import DecodeGaps, LoopShape
 from pipesim.errors import UsageError
+from pipesim.loads import Like, load_of
 from pipesim.measured import Runs
-from pipesim.metrics import summarise
+from pipesim.metrics import _tokens_within, measured_window, summarise
 from pipesim.passes import PassPrice, StagePrice
-from pipesim.profiles.store import validated
+from pipesim.prediction import Predictor, deploy
+from pipesim.profiles.store import load_model, validated
 from pipesim.runs import predict_run
 from pipesim.simulation import simulate
 from pipesim.timeline import Timeline
@@ -53,6 +57,9 @@ class OneByOne:
         request = self._waiting.popleft()
         request.slot = slot
         return MicroBatch(slot, PrefillChunk(request.input_len, 1, 0, 1, 0, False), [request])
+
+    def outputs(self, micro_batch: MicroBatch) -> int:
+        return len(micro_batch.finishing_prefill)
 
     def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
         for request in micro_batch.finishing_prefill:
@@ -314,6 +321,224 @@ def test_the_screen_and_the_json_say_that_there_is_a_warm_up(run_cli: RunCli) ->
     assert "metrics from the end of the first 40 requests on, without these" in run_cli(*load).out
     assert run_cli(*load, "--json").json["workload"]["warm_up"] == 40
     assert "metrics from" not in run_cli(*load[:-4]).out
+
+
+# --- loads as people have them
+
+
+FLAGS: dict[str, Any] = dict.fromkeys(
+    ("concurrency", "num_prompts", "input_len", "output_len", "random_range_ratio", "ignore_eos", "steady")
+)
+FLAGS |= {"spacing_s": None, "request_rate": None, "burstiness": 1.0, "duration_s": None, "context_len": 0}
+FLAGS |= {"prefix_cache_hit_rate": 0.0, "warm_up": 0}
+
+
+def like(preset: Like | None, **flags: Any) -> Workload:
+    """Returns the load of a preset with some flags given."""
+    return load_of(list(flags), preset, None, False, **FLAGS | flags)
+
+
+def lengths(load: Workload, seed: int = 0) -> tuple[list[int], list[int]]:
+    specs = load.draw(seed)
+    return [spec.input_len + spec.context_len for spec in specs], [spec.output_len for spec in specs]
+
+
+@given(length=st.integers(1, 5_000), ratio=st.floats(0.0, 1.0))
+def test_sglangs_tool_draws_lengths_from_rl_to_l(length: int, ratio: float) -> None:
+    # sglang 0.5.23 benchmark/datasets/common.py `compute_random_lens`: integers from max(⌊rL⌋, 1) to L.
+    asked = like("sglang-bench", input_len=length, output_len=length, random_range_ratio=ratio)
+    for drawn in lengths(asked):
+        assert max(1, math.floor(ratio * length)) - 1 <= min(drawn)
+        assert max(drawn) <= length + 1
+        assert max(drawn) - min(drawn) >= 0.9 * (1 - ratio) * length - 2, "1,000 of them come near both ends"
+
+
+@given(length=st.integers(1, 5_000), ratio=st.floats(0.0, 0.999))
+def test_vllms_tool_draws_lengths_from_l_less_to_l_more_than_r(length: int, ratio: float) -> None:
+    # vllm 0.33.0 benchmarks/datasets/utils.py: integers from ⌊L(1−r)⌋ to ⌈L(1+r)⌉, 0 ≤ r < 1.
+    for drawn in lengths(like("vllm-bench", input_len=length, output_len=length, random_range_ratio=ratio)):
+        assert max(1, math.floor((1 - ratio) * length)) <= min(drawn)
+        assert max(drawn) <= math.ceil((1 + ratio) * length)
+        assert max(drawn) - min(drawn) >= 0.9 * 2 * ratio * length - 2
+
+
+def test_one_is_fixed_for_sglangs_tool_and_zero_for_vllms() -> None:
+    assert set(lengths(like("sglang-bench", random_range_ratio=1.0))[0]) == {1024}
+    assert set(lengths(like("vllm-bench", random_range_ratio=0.0))[1]) == {128}
+    assert set(lengths(like(None, random_range_ratio=0.0))[1]) == {256}
+
+
+@pytest.mark.parametrize(
+    ("preset", "shortest", "longest", "requests"),
+    [
+        ("sglang-bench", (1, 1), (1024, 1024), 1000),
+        ("vllm-bench", (1024, 128), (1024, 128), 1000),
+        (None, (256, 128), (768, 384), 192),
+        ("batch", (256, 128), (768, 384), 512),
+    ],
+)
+def test_what_flags_leave_open_is_the_tools_own(
+    preset: Like | None, shortest: tuple[int, int], longest: tuple[int, int], requests: int
+) -> None:
+    asked = like(preset)
+    assert asked.num_prompts == requests
+    assert asked.ignore_eos == (preset != "batch"), "both tools ignore the end of answers to random prompts"
+    for drawn, low, high in zip(lengths(asked), shortest, longest, strict=True):
+        spread = max(1, 0.03 * (high - low))
+        assert low <= min(drawn) <= low + spread
+        assert high - spread <= max(drawn) <= high
+
+
+@pytest.mark.parametrize(("preset", "means"), [("chat", (1155, 211)), ("agent", (8596, 182))])
+def test_chats_and_agents_have_lognormal_lengths_that_end_by_themselves(preset: Like, means: tuple[int, int]) -> None:
+    asked = like(preset, num_prompts=100_000)
+    for drawn, mean in zip(lengths(asked), means, strict=True):
+        assert fmean(drawn) == pytest.approx(mean, rel=0.015)
+        logs = np.log(drawn)
+        assert logs.std() == pytest.approx(0.8, rel=0.02)
+        assert abs(float(((logs - logs.mean()) ** 3).mean()) / 0.8**3) < 0.1, "symmetric in the logarithm"
+        assert max(drawn) <= asked.longest_of(mean) <= mean * math.exp(3 * 0.8)
+    assert not asked.ignore_eos
+    assert {spec.max_new_tokens for spec in asked.draw(0)} == {4096}
+    assert (
+        like(preset, ignore_eos=True).draw(0)[0].max_new_tokens == like(preset, ignore_eos=True).draw(0)[0].output_len
+    )
+
+
+def test_most_of_an_agents_prompt_is_cached() -> None:
+    specs = like("agent").draw(0)
+    shares = [spec.context_len / (spec.context_len + spec.input_len) for spec in specs]
+    assert fmean(shares) == pytest.approx(0.59, abs=0.005)
+    assert {spec.context_len for spec in like("agent", prefix_cache_hit_rate=0.0).draw(0)} == {0}
+
+
+def test_a_batch_comes_all_at_once_with_as_many_in_the_server_as_a_limit_lets_in() -> None:
+    assert {spec.submit_ps for spec in like("batch").draw(0)} == {0}
+    assert like("batch").max_concurrency is None
+    assert like("batch", concurrency=8).max_concurrency == 8
+
+
+def test_one_line_says_which_load_is_assumed(run_cli: RunCli) -> None:
+    flags = ("predict", "--tp", 8, "--like", "chat", "--concurrency", 2, "--num-prompts", 6, "--seeds", 1)
+    out = " ".join(run_cli(*flags).out.split())
+    words = "1,155 in, 211 out on average, lognormal (log spread 0.8), answers that end by themselves (as chat)"
+    assert f"load: 2 users, 6 requests of {words}" in out
+    stated = run_cli(*flags, "--json").json["workload"]
+    assert (stated["like"], stated["ignore_eos"], stated["log_spread"]) == ("chat", False, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag", "given_", "wanted"),
+    [
+        ("--like chat --random-range-ratio 0.3", "--random-range-ratio with --like chat", "0.3", "lognormal"),
+        ("--like vllm-bench --random-range-ratio 1", "--random-range-ratio with --like vllm-bench", "1.0", "below 1"),
+        ("--like sglang-bench --random-range-ratio 1.5", "--random-range-ratio with --like sglang", "1.5", "0 to 1"),
+        ("--random-range-ratio -0.1", "--random-range-ratio", "-0.1", "a number from 0 to 1"),
+        ("--like batch --request-rate 3", "--request-rate with --like batch", "3.0", "all comes at once"),
+        ("--like batch --steady", "--steady", "an open loop", "a closed loop of at least 3 requests per user"),
+        ("--request-rate 3 --steady", "--steady", "an open loop", "never becomes steady"),
+        ("--num-prompts 40 --steady", "--steady", "40 requests", "never becomes steady"),
+        ("--like nonsense", "--like", "nonsense", "sglang-bench"),
+        ("--like sglang-bench --input-len 0", "--input-len", "0", "a whole number from 1 to"),
+        ("--like sglang-bench --output-len -4", "--output-len", "-4", "a whole number from 1 to"),
+    ],
+)
+def test_a_preset_that_its_flags_contradict_and_a_load_that_never_becomes_steady_are_refused(
+    run_cli: RunCli, arguments: str, flag: str, given_: str, wanted: str
+) -> None:
+    ran = run_cli("predict", "--tp", 8, *arguments.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert flag in ran.err
+    assert given_ in ran.err
+    assert wanted in " ".join(ran.err.split())
+    assert "Traceback" not in ran.err
+
+
+def test_a_preset_beside_a_trace_is_refused(run_cli: RunCli, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 9, "output_length": 3, "hash_ids": []}\n', encoding="utf-8")
+    ran = run_cli("predict", "--tp", 8, "--trace", trace, "--like", "agent")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: --like: 'agent' was given, no such flag beside --trace")
+
+
+# --- the steady part
+
+
+def steady(**fields: Any) -> Workload:
+    load = {"concurrency": 16, "num_prompts": 96, "input_len": 256, "output_len": 64, "random_range_ratio": 0.5}
+    return Workload(**load | fields, steady=True)
+
+
+@pytest.mark.parametrize("split", [(8, 1), (2, 4)])
+def test_every_token_is_got_before_in_or_after_the_steady_part(split: tuple[int, int]) -> None:
+    timeline = predictor(*split).simulate(steady(), 0)
+    begin, end = measured_window(timeline, 16, steady=True)
+    first, last = timeline.window
+    everyone = np.arange(len(timeline.arrival))
+    parts = [_tokens_within(*edges, timeline, everyone) for edges in ((first, begin), (begin, end), (end, last))]
+    at_an_edge = int(np.isin(timeline.first_token, [begin, end]).sum())
+    assert sum(parts) == pytest.approx(int(timeline.output_len.sum()) + at_an_edge, rel=1e-9)
+    assert summarise(timeline, 16, steady=True).output_tokens == round(parts[1])
+
+
+def test_the_steady_part_begins_when_as_many_as_there_are_users_have_ended_and_ends_with_the_last_request_sent() -> (
+    None
+):
+    timeline = predictor(8, 1).simulate(steady(), 3)
+    metrics = summarise(timeline, 16, steady=True)
+    begin, end = np.sort(timeline.last_token)[15], timeline.arrival.max()
+    within = (timeline.last_token > begin) & (timeline.last_token <= end)
+    assert metrics.duration_s == pytest.approx((end - begin) / 1e12)
+    assert metrics.request_throughput_per_s == pytest.approx(int(within.sum()) / metrics.duration_s)
+    sent, first, last = (
+        times[within] / 1e12 for times in (timeline.arrival, timeline.first_token, timeline.last_token)
+    )
+    assert metrics.ttft_s.mean == pytest.approx((first - sent).mean())
+    assert metrics.e2e_s.p99 == pytest.approx(np.percentile(last - sent, 99))
+    assert metrics.tpot_s.mean == pytest.approx(((last - first) / (timeline.output_len[within] - 1)).mean())
+    for stage in metrics.stages:
+        assert stage.busy + stage.bubble + stage.host == pytest.approx(stage.window, rel=1e-9)
+
+
+def test_how_the_users_begin_does_not_show_in_the_steady_part_and_does_in_the_whole_run() -> None:
+    # TP: one slot, so that no grouping of the first requests can last.
+    asked, seeds = predictor(8, 1), 4
+    openings = [{"spacing_s": 0.0}, {"spacing_s": 0.002}, {}]
+    parts = [asked.predict(steady(**opening), seeds) for opening in openings]
+    rates = [part.mean("output_tokens_per_s") for part in parts]
+    assert max(rates) < 1.03 * min(rates)
+    for name in ("ttft_s", "tpot_s"):
+        times = [part.latency(name).mean for part in parts]
+        assert max(times) < 1.08 * min(times)
+    wave = asked.predict(replace(steady(spacing_s=0.0), steady=False), seeds)
+    assert wave.latency("ttft_s").p99 > 1.5 * parts[0].latency("ttft_s").p99
+    assert wave.mean("output_tokens_per_s") < 0.95 * rates[0]
+
+
+def test_a_run_in_whose_steady_part_no_request_ends_asks_for_more() -> None:
+    short = Workload(
+        concurrency=2, num_prompts=6, input_len=20, output_len=40, random_range_ratio=0.95, steady=True, spacing_s=0.0
+    )
+    llama = load_model("llama-3.1-8b")
+    asked = Predictor(deploy(llama, BOX, ParallelPlan(1, 1, replicas=2), EngineSettings()))
+    with pytest.raises(UsageError, match=r"^--num-prompts: 6 was given, more, so that requests end between"):
+        for seed in range(20):
+            asked.predict(short, 1, first_seed=seed)
+
+
+def test_a_warm_up_measures_from_its_end_to_that_of_the_run() -> None:
+    assert like(None).steady
+    assert like(None, warm_up=10).steady is False
+    assert like(None, num_prompts=500).steady is False
+    assert like(None, num_prompts=500, steady=True).steady
+    assert like(None, steady=False).num_prompts == 192
+
+
+def test_runs_that_two_seeds_cannot_tell_apart_are_made_once(run_cli: RunCli) -> None:
+    fixed = ("predict", "--tp", 8, "--concurrency", 2, "--num-prompts", 4, "--random-range-ratio", 0, "--output-len", 4)
+    assert "seeds" not in run_cli(*fixed, "--submit-spacing", "0s").out
+    assert "over 5 seeds" in run_cli(*fixed[:-4], "--output-len", 4).out
 
 
 # --- records of requests

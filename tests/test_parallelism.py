@@ -18,7 +18,7 @@ from pipesim.cost.placement import busiest_distinct, busiest_surplus
 from pipesim.deployment import Balancer, Deployment, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
-from pipesim.engines.sglang import kv_capacity_tokens
+from pipesim.engines.sglang_memory import kv_capacity_tokens
 from pipesim.errors import InfeasibleDeployment, UsageError
 from pipesim.families import family_of
 from pipesim.measured import RunPlan
@@ -127,7 +127,8 @@ def test_the_ranks_of_a_stage_hold_a_token_once_or_each_where_they_share_its_req
 
 @pytest.mark.parametrize("dcp", [2, 4, 8])
 def test_a_shared_kv_cache_holds_as_many_times_the_tokens(dcp: int) -> None:
-    alone, shared = deployment(ParallelPlan(8)), deployment(ParallelPlan(8, dcp=dcp))
+    share = EngineSettings(mem_fraction_static=0.9)
+    alone, shared = deployment(ParallelPlan(8), share), deployment(ParallelPlan(8, dcp=dcp), share)
     assert rank_memory(shared, 0) == rank_memory(alone, 0)
     assert kv_capacity_tokens(shared) == pytest.approx(dcp * kv_capacity_tokens(alone), abs=dcp)
 

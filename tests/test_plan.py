@@ -13,13 +13,14 @@ from pipesim.deployment import EngineSettings, ParallelPlan
 from pipesim.errors import UsageError
 from pipesim.partition import minimax_partition
 from pipesim.plan_report import arguments
-from pipesim.planning.evaluate import SharedPrices, Split, closed_loop_of
+from pipesim.planning.evaluate import Split, closed_loop_of
 from pipesim.planning.odds import Contender, odds
 from pipesim.planning.question import Figures, Job, Objective, PlanQuestion
 from pipesim.planning.search import PlanSearch, search
 from pipesim.planning.space import smallest_box
 from pipesim.prediction import Predictor, deploy
 from pipesim.sensitivity import Sensitivity
+from pipesim.variations import SharedPrices
 from pipesim.workload import Workload
 from tests.conftest import BOX, KIMI, RunCli
 
@@ -48,7 +49,7 @@ def test_plans_come_best_first_and_rejected_ones_last_with_reasons(run_cli: RunC
     assert rates == sorted(rates, reverse=True)
     assert [plan["rank"] for plan in able] == list(range(1, len(able) + 1))
     assert all(plan["reasons"] and "tp" in plan and "pp" in plan for plan in plans if not plan["feasible"])
-    assert {(plan["tp"], plan["pp"]) for plan in able} == {(8, 1), (4, 2), (2, 4), (1, 8)}
+    assert {(plan["tp"], plan["pp"]) for plan in able} == {(8, 1), (4, 2), (2, 4), (1, 8), (1, 7)}
     assert all(plan["method"] == "simulation" for plan in able[:5])
     assert all(plan["interval"]["output_tokens_per_s"][0] < plan["output_tokens_per_s"] for plan in able)
     assert sum(plan["probability_best"] for plan in able) == pytest.approx(1.0)
@@ -56,7 +57,7 @@ def test_plans_come_best_first_and_rejected_ones_last_with_reasons(run_cli: RunC
 
 def test_the_first_plan_is_what_predict_says_of_it(found: PlanSearch, run_cli: RunCli) -> None:
     first = found.plans[0]
-    told = run_cli("predict", *arguments(first), *FLAGS, "--json").json
+    told = run_cli("predict", *arguments(first), *FLAGS, "--random-range-ratio", 0, "--json").json
     assert first.figures.output_tokens_per_s == told["metrics"]["output_tokens_per_s"]
     assert first.figures.tpot_s == told["metrics"]["tpot_s"]["p99"]
 
@@ -65,7 +66,7 @@ def test_the_best_of_an_exhaustive_simulation_is_among_the_first_five() -> None:
     few = search(asked(fixed={"tp": 2, "pp": 4, "ep": 1, "dp_attention": False}))
     prices = SharedPrices()
     everything = [prices.predictor(plan.deployment).predict(LOAD, 3).mean("output_tokens_per_s") for plan in few.plans]
-    assert len(everything) > 20
+    assert len(everything) > 15
     assert max(everything[:5]) == max(everything)
 
 
@@ -111,7 +112,7 @@ def test_nothing_fits_says_what_is_short_and_how_many_gpus_would_do(run_cli: Run
     ran = run_cli("plan", "--gpus", 4, *FLAGS)
     assert ran.code == 1
     assert "lacks" in ran.out
-    assert "would fit on 8" in ran.out
+    assert "would fit on 7" in ran.out
     refused = run_cli("plan", "--gpus", 4, *FLAGS, "--json")
     assert refused.code == 1
     assert refused.json["feasible"] is False
@@ -120,7 +121,7 @@ def test_nothing_fits_says_what_is_short_and_how_many_gpus_would_do(run_cli: Run
 def test_the_smallest_box_holds_the_model_and_one_gpu_less_does_not() -> None:
     fewest = smallest_box(asked(), BOX)
     assert fewest is not None
-    assert search(asked(gpus=fewest, fixed={"tp": 8, "ep": 1, "dcp": 1})).plans
+    assert search(asked(gpus=fewest, fixed={"ep": 1, "dcp": 1})).plans
     assert not search(asked(gpus=fewest - 1)).plans
 
 

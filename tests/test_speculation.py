@@ -90,3 +90,40 @@ def test_an_acceptance_outside_0_to_1_or_not_a_number_is_refused(run_cli: RunCli
         ran = run_cli("predict", "--tp", 8, "--speculative-acceptance", given_)
         assert ran.code == 2
         assert "--speculative-acceptance" in ran.err
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("users", [1, 32, 256])
+def test_drafts_that_are_never_accepted_cost_at_any_load_and_good_ones_gain(engine: str, users: int) -> None:
+    glm, h200 = load_model("glm-4.6"), load_hardware("h200-sxm-x8")
+    load = Workload(users, users, 1_024, 64)
+    rates = [
+        Predictor(deploy(glm, h200, ParallelPlan(8, 1), EngineSettings(engine, speculative_acceptance=acceptance)))  # type: ignore[arg-type]
+        .steady_state(load)
+        .output_tokens_per_s
+        for acceptance in ((), (0.0,), (0.0, 0.0), (0.9,))
+    ]
+    assert rates[2] < rates[1] < rates[0] < rates[3]
+
+
+def test_the_host_launches_drafter_and_verification_behind_a_captured_pass(
+    kimi: ModelProfile, box: HardwareProfile
+) -> None:
+    host = []
+    for drafts in range(4):
+        flags = EngineSettings("vllm", speculative_acceptance=(0.5,) * drafts)
+        found = Predictor(deploy(kimi, box, ParallelPlan(8, 1), flags))
+        price = found.price(found.mid_decode(Workload(1, 1, 512, 256)))
+        host.append(price.stages[-1].by_category["host"] * 1e-12)
+    assert host[0] == 0.0
+    assert 0.0005 < host[1] < host[2] < host[3] < 0.01
+
+
+def test_older_sglang_runs_its_rounds_one_by_one(kimi: ModelProfile, box: HardwareProfile) -> None:
+    load = Workload(16, 16, 512, 64)
+
+    def rate(version: str | None) -> float:
+        flags = EngineSettings(speculative_acceptance=(0.6,), version=version)
+        return summarise(Predictor(deploy(kimi, box, ParallelPlan(8, 1), flags)).simulate(load, 0)).output_tokens_per_s
+
+    assert rate("0.5.10.post1") < rate("0.5.14") == rate(None)

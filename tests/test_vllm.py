@@ -5,7 +5,7 @@ import pytest
 
 from pipesim.cost.memory import weight_bytes
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
-from pipesim.engines import vllm
+from pipesim.engines import vllm, vllm_memory
 from pipesim.metrics import summarise
 from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
@@ -53,7 +53,7 @@ def test_weights_per_gpu_follow_its_own_partition(
 def test_the_kv_cache_of_a_published_run_is_met(kimi: ModelProfile, box: HardwareProfile) -> None:
     # BF16 KV on TP8 of Kimi K2.5, about 190k tokens (rtx6kpro wiki, models/kimi-k25.md); utilization not stated.
     capacity = [
-        vllm.kv_capacity_tokens(served(kimi, box, 8, 1, gpu_memory_utilization=share)) for share in (0.90, 0.94)
+        vllm_memory.kv_capacity_tokens(served(kimi, box, 8, 1, gpu_memory_utilization=share)) for share in (0.90, 0.94)
     ]
     assert capacity[0] < 190_000 < capacity[1]
 

@@ -133,7 +133,7 @@ def expert_cases(system: str, storage: str, stack: str) -> list[Cases]:
 
 
 def decode_cases(system: str, gpu: Gpu, ceiling: float) -> list[Cases]:
-    """Returns decode attention kernels of the default stack; TensorRT-LLM's does not split the KV as its are seen to."""
+    """Returns decode attention kernels of the default stack; TensorRT-LLM's does not split the KV."""
     table = kernels.find_table(system, "mla", "generation_mla", STACKS[:1])
     rows = kernels.read_latent(table.path) if table else ()
     chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST and _cold(row, system)]

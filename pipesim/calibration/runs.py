@@ -61,8 +61,7 @@ def fit_runs(files: Sequence[Runs], hardware: HardwareProfile) -> RunFit:
         for metric, measured in run.timed.items():
             figures.append(f"{run.id} {metric}")
             errors.append(math.log(fmean(prediction.over_seeds(metric)) / measured))
-            of_constants = confidence.log_std(metric) ** 2 - hardware.uncertainty.end_to_end**2
-            excess.append(errors[-1] ** 2 - of_constants)
+            excess.append(errors[-1] ** 2 - confidence.variance_of_constants(metric))
     left = math.sqrt(max(0.0, fmean(excess)))
     return RunFit(tuple(figures), factor, tuple(errors), left)
 

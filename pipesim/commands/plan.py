@@ -28,7 +28,12 @@ MaxTpot = Annotated[str | None, typer.Option("--max-tpot", help='Longest time pe
 SloPercentile = Annotated[
     Percentile, typer.Option("--slo-percentile", help="Of TTFT, TPOT and E2E over requests, for limits and ranks.")
 ]
-RankByChoice = Annotated[RankBy, typer.Option("--rank-by", help="What plans that keep the limits are ranked by.")]
+RankByChoice = Annotated[
+    RankBy | None,
+    typer.Option(
+        "--rank-by", help="What plans that keep the limits are ranked by (default: throughput; open: latency)."
+    ),
+]
 Price = Annotated[
     str | None, typer.Option("--gpu-hour-price", help='Price of a GPU-hour: "2.5", or "BOX=2.5,OTHER=1.2".')
 ]
@@ -56,7 +61,7 @@ def plan_command(  # noqa: PLR0913 - one for each option
     max_ttft: MaxTtft = None,
     max_tpot: MaxTpot = None,
     slo_percentile: SloPercentile = "p99",
-    rank_by: RankByChoice = "throughput",
+    rank_by: RankByChoice = None,
     gpu_hour_price: Price = None,
     gpu_watts: Watts = None,
     total_tokens: TotalTokens = None,
@@ -126,7 +131,7 @@ def plan_question(
 
 
 def objective(
-    rank_by: RankBy,
+    rank_by: RankBy | None,
     percentile: Percentile,
     max_ttft: str | None,
     max_tpot: str | None,

@@ -10,6 +10,16 @@ from typing import NamedTuple
 from pipesim.ops import Collective
 from pipesim.profiles.hardware import CollectiveCurve, HardwareProfile, Implementation, LaunchMode, Network, PeerLinks
 
+LAUNCH, STEP, STAGED_STEP = 4e-6, 1.6e-6, 2.5e-6
+"""NCCL launches one kernel; then each step of the ring takes a flag and a copy of a few bytes [s].
+
+Published for small messages: 14.7 us over 4 GPUs with peer access (gardenlinux#4556; 13.6 here), 17 to 32 us over 8
+(rtx6kpro wiki, hardware/; 26.4 here); staged through host memory 8.4 us over 2 (tinygrad/open-gpu-kernel-modules#45;
+9.0 here), 42 and 54 us over 8 (NVIDIA/nccl#1530, #1439; 39 here)."""
+STAGED_SHARE = 0.5
+"""Of the bandwidth of one staged pair, what a step gets as all ranks stage at once through NCCL's default channels: 28
+and 35 GB/s are published for 8 and 4 RTX 5090 only with tuned channels (NVIDIA/nccl#1639)."""
+
 
 class Transfer(NamedTuple):
     """One chunk from one rank to another."""
@@ -82,9 +92,9 @@ def across_nodes_seconds(op: Collective, nodes: int, within_seconds: float, netw
 
 
 def schedule_seconds(op: Collective, links: PeerLinks, peer_access: bool) -> float:
-    """Returns the time [s] of the ring schedule on the box's peer links: for groups never measured."""
+    """Returns the time [s] of the ring schedule on the box's peer links, in one launch: for groups never measured."""
     rounds = ALGORITHMS[op.op](op.ranks)
     chunk = op.bytes / op.ranks
     if not peer_access:
-        return len(rounds) * (links.staged_launch + chunk / links.staged_bandwidth)
-    return len(rounds) * (links.launch + chunk / links.cross_group_bandwidth)
+        return LAUNCH + len(rounds) * (STAGED_STEP + chunk / (STAGED_SHARE * links.staged_bandwidth))
+    return LAUNCH + len(rounds) * (STEP + chunk / links.cross_group_bandwidth)

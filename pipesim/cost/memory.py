@@ -37,16 +37,28 @@ def weight_bytes(deployment: Deployment, stage: int) -> float:
     total = 0.0
     for run in stage_sections(deployment, stage):
         for tensor in family.tensors(model, run.section):
-            storage = getattr(model.precision, tensor.precision)
             ranks = plan.attention_tp if tensor.by_request else plan.tp
-            total += run.times * STORAGE_BYTES[storage] * tensor.on_rank(ranks)
+            padded = tensor.precision == "routed_experts" and model.precision.routed_experts == "mxfp4"
+            size = model.precision.bytes_per_parameter(tensor.precision) * (_padding(deployment) if padded else 1.0)
+            total += run.times * size * tensor.on_rank(ranks)
     return total
+
+
+def _padding(deployment: Deployment) -> float:
+    """Returns the factor by which MXFP4 experts grow when they are loaded.
+
+    Each rank's columns are filled up to a multiple of 128, the hidden size to one of 256 (vLLM
+    model_executor/layers/fused_moe/oracle/mxfp4.py, SGLang layers/quantization/mxfp4.py, for Marlin and TensorRT-LLM).
+    """
+    moe, hidden = deployment.model.moe, deployment.model.hidden_size
+    columns = moe.expert_intermediate // deployment.plan.moe_tp if moe else 128
+    return -(-columns // 128) * 128 / columns * (-(-hidden // 256) * 256 / hidden)
 
 
 def model_bytes(model: ModelProfile) -> float:
     """Returns the text weights [B] of the whole model, each tensor once."""
     return sum(
-        (STORAGE_BYTES[getattr(model.precision, tensor.precision)] * tensor.parameters * times)
+        model.precision.bytes_per_parameter(tensor.precision) * tensor.parameters * times
         for tensor, times in _tensors(model)
     )
 
@@ -91,7 +103,8 @@ def absorbed_copy_bytes(deployment: Deployment, stage: int) -> float:
 
 def rank_memory(deployment: Deployment, stage: int) -> RankMemory:
     """Returns what each GPU of one stage holds besides KV cache."""
-    extra = deployment.model.vision_tower + absorbed_copy_bytes(deployment, stage)
+    vision = 0.0 if deployment.engine.language_only else deployment.model.vision_tower
+    extra = vision + absorbed_copy_bytes(deployment, stage)
     return RankMemory(weight_bytes(deployment, stage), extra, deployment.hardware.memory_reserve.context)
 
 
@@ -107,5 +120,34 @@ def kv_bytes_per_token(deployment: Deployment, stage: int) -> float:
     kinds = model.layer_kinds(deployment.first_layer(stage), deployment.layers[stage])
     windowed = kinds["window_dense_layer"] + kinds["window_expert_layer"]
     layers = deployment.layers[stage] - windowed or deployment.layers[stage]
-    elements = model.attention.kv_elements_on_rank(plan.attention_tp)
-    return STORAGE_BYTES[model.precision.kv_cache] * elements * layers / plan.kv_shards
+    per_layer = model.attention.kv_bytes_on_rank(plan.attention_tp, model.precision.kv_cache)
+    return per_layer * layers / plan.kv_shards
+
+
+HELD_AT_ONCE = 5
+"""Hidden states that a layer holds in 16 bits: residual, norm, outputs of sublayer, shared experts and AllReduce."""
+SPARSE_HEADS = 64
+"""Query heads that sparse attention kernels are padded to (vLLM v1/attention/backends/mla/flashmla_sparse.py)."""
+
+
+def forward_bytes(deployment: Deployment, tokens: int) -> float:
+    """Returns the activations [B] at the peak of one eager forward of some tokens on one GPU.
+
+    The residual stream, and the larger of attention (queries, expanded keys and values, outputs) and the MLP: of
+    experts, each token's top_k rows of the hidden size or of both projections, whichever is wider, and of the
+    activation between them (vLLM model_executor/layers/fused_moe/fused_moe.py: caches 1 and 3 share memory).
+    """
+    model, plan = deployment.model, deployment.plan
+    attention, moe, hidden = model.attention, model.moe, model.hidden_size
+    heads = attention.heads / plan.attention_tp
+    if isinstance(attention, GqaAttention):
+        attend = (2 * heads + 2 * attention.kv_heads_on_rank(plan.attention_tp)) * attention.head_dim
+    elif attention.index_heads:
+        attend = max(heads, SPARSE_HEADS) * (attention.kv_elements + attention.kv_lora_rank)
+    else:
+        attend = heads * (2 * (attention.qk_nope_head_dim + attention.v_head_dim) + attention.qk_rope_head_dim)
+    mlp = 3 * model.dense_columns / plan.tp
+    if moe is not None:
+        columns = moe.expert_intermediate / plan.moe_tp
+        mlp = max(mlp, moe.top_k * (max(2 * columns, hidden) + columns))
+    return STORAGE_BYTES["bf16"] * tokens * (HELD_AT_ONCE * hidden + max(attend, mlp))

@@ -27,6 +27,7 @@ from pipesim.ops import (
 )
 from pipesim.profiles.base import Basis
 from pipesim.profiles.hardware import Efficiency, HardwareProfile, Implementation, LaunchMode
+from pipesim.profiles.model import STORAGE_BYTES
 
 CONSTANTS_ALONE = "constants:"
 """Before a name in `CostModel.scale`: AllGathers are of the category "all_reduce", and have constants of their own."""
@@ -166,6 +167,8 @@ class CostModel:
         efficiency = self._efficiency("mla_decode")
         work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
         price = self._roofline("mla_decode", work)
+        if op.bytes_per_element < STORAGE_BYTES["bf16"] and self.stack not in self.hardware.fp8_kv_measured:
+            price = price._replace(basis="datasheet")  # half the bytes is all that is known of it
         parallel = price.seconds + self._stream_seconds(partial_result_bytes(op, efficiency), efficiency)
         sequential = efficiency.floor + efficiency.split_token * split_tokens(op, efficiency)
         exposed = (1.0 - efficiency.split_overlap) * (min(parallel, sequential) - efficiency.floor)

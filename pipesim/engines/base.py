@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.engines.share import MemoryShare
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile
-from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
+from pipesim.workload import Batch, DecodeStep, PrefillChunk, Workload
 
 
 @dataclass(slots=True, eq=False)
@@ -20,10 +21,12 @@ class Request:
     output_len: int
     context_len: int
     arrival: int
-    max_new_tokens: int = 0
-    """Most tokens that its client allows; 0 for its output."""
     ignore_eos: bool = True
-    """Whether its client has fixed the length of its answer."""
+    """Whether it is told to go on to the most tokens allowed, as benchmarks do."""
+    max_new_tokens: int = 0
+    """Most output tokens that its client allows; 0 for its `output_len`."""
+    turn: int = -1
+    """How many requests had been let in before it, when it last was."""
     recomputed: int = 0
     """Tokens handed out before it was put back into the queue: they are prefilled again with its prompt."""
     prefilled: int = 0
@@ -39,6 +42,11 @@ class Request:
     """The slot's decode step that produced this request's second token."""
     first_token: int = -1
     last_token: int = -1
+
+    @property
+    def allowed(self) -> int:
+        """Most output tokens, as the engine knows them: it learns `output_len` only when the request ends."""
+        return max(self.max_new_tokens, self.output_len)
 
     @property
     def prompt_len(self) -> int:
@@ -73,12 +81,6 @@ class MicroBatch:
     finishing_prefill: Sequence[Request] = ()
     decode_step: int = -1
     """Index of this decode step within its slot; −1 for prefill alone."""
-
-    @property
-    def outputs(self) -> int:
-        """Requests that get tokens of it."""
-        decode = self.batch.decode if isinstance(self.batch, MixedStep) else self.batch
-        return len(self.finishing_prefill) + (decode.requests if isinstance(decode, DecodeStep) else 0)
 
     @property
     def prefills(self) -> bool:
@@ -144,6 +146,9 @@ class Policy(Protocol):
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the next micro-batch of a slot, or None when the slot has nothing to do."""
 
+    def outputs(self, micro_batch: MicroBatch) -> int:
+        """Returns how many requests get tokens of a micro-batch whose result is there."""
+
     def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
         """Hands out the tokens of a micro-batch; returns the requests that ended with them."""
 
@@ -196,12 +201,16 @@ class Engine:
     """(layers, stages) → layers of each stage."""
     kv_capacity_tokens: Callable[[Deployment], int]
     """Tokens that the KV cache holds; at most 0 when the weights leave no room."""
+    share: MemoryShare
+    """Its flag for the share of memory that it takes."""
     policy: Callable[[Deployment, int], Policy | StagePolicy]
     """(deployment, KV capacity in tokens) → the scheduler of one run."""
     prefill_budget: Callable[[Deployment], int]
     """Most prompt tokens of one launch."""
     decode_batch: Callable[[Deployment, int, int], Batch]
     """(deployment, requests, tokens they hold in all) → their decode step."""
+    most_in_slot: Callable[[Deployment, int], int]
+    """(deployment, KV capacity) → most requests that decode in one slot."""
     slots_are_flags: bool
     """Whether a slot cap and an async depth are flags of the engine."""
     absorbs: Callable[[Deployment, int, int], bool]
@@ -210,6 +219,8 @@ class Engine:
     """Whether the last stage's GPU waits for its own worker's turn before the next launch."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
     """(deployment, workload, KV capacity) → micro-batches in flight, requests in each, if the load spreads evenly."""
+    releases_per_minor: int = 10
+    """Releases between two minor versions, about: SGLang counts 0.4.9, 0.4.10, 0.5.0, 0.5.1; vLLM 0.24, 0.25."""
 
 
 def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
@@ -232,9 +243,16 @@ def box_of_group(deployment: Deployment) -> HardwareProfile:
 
 
 def settle(
-    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, engine: Engine
+    model: ModelProfile,
+    hardware: HardwareProfile,
+    plan: ParallelPlan,
+    settings: EngineSettings,
+    engine: Engine,
+    needed_tokens: int = 1,
 ) -> Deployment:
-    """Returns the deployment with the layers of each stage as the engine, or the person, splits them.
+    """Returns the deployment with layers of each stage and the share of memory as the engine, or the person, sets them.
+
+    `needed_tokens` of KV cache are what the engine's own share of memory has to leave, or a larger one is taken.
 
     Raises:
         UsageError, InfeasibleDeployment: see `Deployment`.
@@ -243,4 +261,6 @@ def settle(
         model = model.with_kv_cache(settings.kv_cache_dtype)
     stages = min(plan.pp, model.layers)
     layers = plan.layer_partition or engine.layer_partition(model.layers, stages)
-    return Deployment(model, hardware, plan, settings, layers)
+    return engine.share.settled(
+        Deployment(model, hardware, plan, settings, layers), engine.kv_capacity_tokens, needed_tokens
+    )

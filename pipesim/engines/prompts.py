@@ -1,11 +1,19 @@
 """What every engine has in common on the way in: a queue, room in the KV cache, prompts cut into launches."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipesim.deployment import EngineSettings
 from pipesim.engines.base import DecodeGaps, LoopShape, Prompts, Request
 from pipesim.workload import Batch, PrefillChunk
+
+
+def prompts_together(chunks: Sequence[PrefillChunk]) -> PrefillChunk:
+    """Returns some pieces of prompts as one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    tokens, requests, attended, finished, context, absorbed, _ = zip(*chunks, strict=True)
+    return PrefillChunk(sum(tokens), sum(requests), sum(attended), sum(finished), sum(context), any(absorbed))
 
 
 class PromptQueue:
@@ -17,9 +25,11 @@ class PromptQueue:
         self.kv_free: float = kv_capacity
         self._settings = settings
         self._rows_free = rows
+        self._budget_left = 0
+        """Prompt tokens that the launch being filled still takes."""
         self._waiting: deque[Request] = deque()
         self._chunked: Request | None = None
-        self._in_server = 0
+        self._in_server = self._let_in = 0
 
     @property
     def idle(self) -> bool:
@@ -42,12 +52,17 @@ class PromptQueue:
         """Returns whether the engine lets a waiting request in, `taken` KV tokens being promised in this launch."""
         raise NotImplementedError
 
+    def promised(self, request: Request) -> int:
+        """Returns the KV tokens that a request taken into a launch withholds from those behind it."""
+        return 0
+
     def take_prompts(self, slot: int, budget: int, places: int) -> Prompts | None:
         """Fills a launch with prompt tokens; one that does not fit is cut and goes on in the next turn."""
         finished: list[Request] = []
         tokens = attended = requests = context = 0
         promised = 0.0
         while budget > 0:
+            self._budget_left = budget
             request = self._chunked or self._admit(slot, places - requests, promised)
             if request is None:
                 break
@@ -60,7 +75,7 @@ class PromptQueue:
             tokens, budget, requests = tokens + taken, budget - taken, requests + 1
             request.prefilled += taken
             self.kv_free -= taken
-            promised += request.output_len - request.recomputed
+            promised += self.promised(request)
             self._chunked = request if request.prefilled < request.prompt_len else None
             if self._chunked is None:
                 request.slot = slot
@@ -77,6 +92,7 @@ class PromptQueue:
         if not self.admits(request, slot, promised):
             return None
         self._waiting.popleft()
+        request.turn, self._let_in = self._let_in, self._let_in + 1
         self.kv_free -= request.context_len
         self._rows_free -= 1
         return request

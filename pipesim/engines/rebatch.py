@@ -12,10 +12,11 @@ from math import ceil
 
 from pipesim.deployment import Deployment
 from pipesim.engines import sglang
+from pipesim.engines import sglang_memory as memory
 from pipesim.engines.base import Engine, LoopShape, Parcel, Request, StageBatch
-from pipesim.engines.prompts import PromptQueue
+from pipesim.engines.prompts import PromptQueue, prompts_together
 from pipesim.engines.slots import padded_decode
-from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload, mean_kv_tokens
+from pipesim.workload import Batch, DecodeStep, MixedStep, Workload, mean_kv_tokens
 
 
 def loop_shape(deployment: Deployment) -> LoopShape:
@@ -45,8 +46,8 @@ class RebatchPolicy(PromptQueue):
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         self._rows = sglang.max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), self._rows, kv_capacity, deployment.engine)
-        self._budget = sglang.prefill_budget(deployment)
-        self._captured = sglang.captured_batches(deployment)
+        self._budget = memory.prefill_budget(deployment)
+        self._captured = memory.captured_batches(deployment)
         self._gained = deployment.engine.tokens_per_step
         self._uncommitted: float = kv_capacity
         self._steps_left: dict[Request, int] = {}
@@ -155,9 +156,9 @@ class RebatchPolicy(PromptQueue):
     def _batch(self, parcel: Parcel) -> Batch:
         chunks = [prompts.chunk for prompts in parcel.prompts]
         if not parcel.decoding:
-            return _joined(chunks)
+            return prompts_together(chunks)
         decode = self._decode(len(parcel.decoding), parcel.kv_tokens)
-        return MixedStep(decode, _joined(chunks), captured=False) if chunks else decode
+        return MixedStep(decode, prompts_together(chunks), captured=False) if chunks else decode
 
     def _decode(self, requests: int, kv_tokens: float) -> DecodeStep:
         """Returns a decode step; equal ones are the same object, which is what makes their price quick to find."""
@@ -168,20 +169,14 @@ class RebatchPolicy(PromptQueue):
         return step
 
 
-def _joined(chunks: list[PrefillChunk]) -> PrefillChunk:
-    """Returns some pieces of prompts as one."""
-    if len(chunks) == 1:
-        return chunks[0]
-    tokens, requests, attended, finished, context, absorbed = zip(*chunks, strict=True)
-    return PrefillChunk(sum(tokens), sum(requests), sum(attended), sum(finished), sum(context), any(absorbed))
-
-
 ENGINE = Engine(
     layer_partition=sglang.layer_partition,
-    kv_capacity_tokens=sglang.kv_capacity_tokens,
+    kv_capacity_tokens=memory.kv_capacity_tokens,
+    share=memory.SHARE,
     policy=RebatchPolicy,
-    prefill_budget=sglang.prefill_budget,
+    prefill_budget=memory.prefill_budget,
     decode_batch=sglang.ENGINE.decode_batch,
+    most_in_slot=lambda _, kv_capacity: kv_capacity,
     slots_are_flags=False,
     absorbs=sglang.absorbs,
     last_worker_waits=lambda _: False,

@@ -84,31 +84,37 @@ class Slot:
         request.recomputed = min(request.output_len - 1, request.recomputed + 1 + int(given * self.tokens_per_step))
         request.prefilled, request.slot, request.first_step, request.in_prefill = 0, -1, -1, True
 
+    def unfinished(self, first: int) -> Iterator[Request]:
+        """Yields the running requests whose last step is no earlier than some step."""
+        for step, requests in self.ending.items():
+            if step >= first:
+                yield from requests
+
     def decoding(self) -> Iterator[Request]:
         """Yields the requests with steps still to launch and a token out."""
-        for step, requests in self.ending.items():
-            if step >= self.launched:
-                yield from (request for request in requests if not request.in_prefill)
+        return (request for request in self.unfinished(self.launched) if not request.in_prefill)
 
     def given(self, request: Request) -> int:
         """Returns the tokens that a running request has been given."""
+        if request.in_prefill:
+            return request.recomputed
         return request.recomputed + 1 + int(max(0, self.completed - request.first_step) * self.tokens_per_step)
 
-    def still_asked(self, most: int) -> int:
-        """Returns the tokens that the decoding requests still ask for, of each at most `most`.
+    def still_asked(self, most: int, one_by_one: bool = False) -> int:
+        """Returns the tokens that the running requests may still ask for, of each at most `most`.
 
-        Asked in every turn in which a request waits, so it counts requests by their last step rather than one by one.
+        Asked in every turn in which a request waits, so where all run to the most tokens allowed it counts requests by
+        their last step rather than one by one.
         """
-        if self.tokens_per_step != 1:
-            return sum(min(most, request.output_len - self.given(request)) for request in self.decoding())
-        first, done = self.launched, self.completed - 1
+        if one_by_one or self.tokens_per_step != 1:
+            return sum(min(most, request.allowed - self.given(request)) for request in self.unfinished(self.completed))
+        first, done = self.completed, self.completed - 1
         total = sum(len(ending) * min(most, step - done) for step, ending in self.ending.items() if step >= first)
         for joined, requests in self.joining.items():  # those without a decode result: some are still in prefill
             for request in requests:
                 last = self._last_step(request)
                 if last >= first:
-                    total -= min(most, last - done)
-                    total += 0 if request.in_prefill else min(most, last - joined + 1)
+                    total += min(most, last - joined + 1 + request.in_prefill) - min(most, last - done)
         return total
 
     def _last_step(self, request: Request) -> int:
@@ -130,9 +136,22 @@ class SlotScheduler(PromptQueue):
         self.put_back = 0
         """Times that a request was put back into the queue for want of KV cache."""
 
+    def form(self, slot: int) -> MicroBatch | None:
+        """Returns the next micro-batch of a slot, or None when the slot has nothing to do."""
+        raise NotImplementedError
+
+    def after_prefill_launch(self) -> None:
+        """Hears of a launch with prompts, its own or that of a rank in step with it."""
+
     def victim(self, state: Slot) -> Request | None:
         """Returns the running request of a slot that is put back when the KV cache is full."""
         raise NotImplementedError
+
+    def outputs(self, micro_batch: MicroBatch) -> int:
+        """Returns how many requests get tokens of a micro-batch; launched ahead of a result, it holds ended ones."""
+        state, step = self.slots[micro_batch.slot], micro_batch.decode_step
+        decoding = state.live + len(state.joining.get(step, ())) if step >= 0 else 0
+        return decoding + len(micro_batch.finishing_prefill)
 
     def complete(self, micro_batch: MicroBatch, now: int) -> list[Request]:
         """Hands out the tokens of a micro-batch at `now`; returns the requests that ended with them."""
@@ -164,7 +183,11 @@ class SlotScheduler(PromptQueue):
             alone = state.running == 1 and self._in_server - len(self._waiting) == 1
             if request is None or alone:
                 return False
-            state.retract(request)
+            if request is self._chunked:
+                request.kv_held, request.prefilled = request.context_len + request.prefilled, 0
+                self._chunked = None
+            else:
+                self.slots[request.slot].retract(request)
             self.put_back += 1
             self.kv_free += request.kv_held
             self._rows_free += 1

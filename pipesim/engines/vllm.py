@@ -1,25 +1,26 @@
-"""vLLM V1: the batch queue, one token budget for prompts and decodes, cadence groups, layer partition, KV rule.
+"""vLLM V1: the batch queue, one token budget for prompts and decodes, cadence groups, layer partition.
 
 Read from vLLM 0.33.0; each function names the file it follows. With asynchronous scheduling a decoding request is
 eligible again exactly `pp` scheduler steps later, so requests form up to P groups by the step that ended their prompt:
 a group is a slot. Without it the same groups form, since a request in flight is skipped until its result is back.
 """
 
-from pipesim.cost.memory import kv_bytes_per_token, rank_memory
 from pipesim.deployment import Deployment
-from pipesim.engines.base import Engine, LoopShape, MicroBatch, Request
+from pipesim.engines.base import Engine, LoopShape, MicroBatch, Prompts, Request
 from pipesim.engines.slots import Slot, SlotScheduler, padded_decode
+from pipesim.engines.vllm_memory import (
+    SHARE,
+    captured_sizes,
+    kv_capacity_tokens,
+    largest_captured,
+    max_num_seqs,
+    token_budget,
+)
 from pipesim.workload import Batch, DecodeStep, MixedStep, PrefillChunk, Workload
 
-GIB = 2**30
-LARGE_GPU = 70 * GIB
-LARGE_GPU_BUDGET, SMALL_GPU_BUDGET = 8192, 2048
-LARGE_GPU_SEQUENCES, SMALL_GPU_SEQUENCES = 1024, 256
-MOST_CAPTURED = 512
-DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
-WORKSPACE_PER_TOKEN_AND_CHANNEL = 52.0
-"""Bytes of activations and graph pools per budgeted token and hidden channel: Kimi K2.6 on TP8 with 96 GB GPUs, FP8 KV
-and utilization 0.94 leaves 437,264 tokens (rtx6kpro wiki, models/kimi-k26.md): 3.0 GiB at 8,192 tokens of 7,168."""
+ADMITS_WHOLE_PROMPTS = (0, 19)
+"""First version that lets a request in only where its whole prompt fits (config/scheduler.py
+`scheduler_reserve_full_isl`; absent from 0.18.0)."""
 
 
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
@@ -28,42 +29,10 @@ def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(base + (stages - 1 - extra <= stage < stages - 1) for stage in range(stages))
 
 
-def token_budget(deployment: Deployment) -> int:
-    """Returns the tokens of one step, `max_num_batched_tokens` (engine/arg_utils.py)."""
-    large = deployment.hardware.gpu.memory >= LARGE_GPU
-    return deployment.engine.chunked_prefill_size or (LARGE_GPU_BUDGET if large else SMALL_GPU_BUDGET)
-
-
-def max_num_seqs(deployment: Deployment) -> int:
-    """Returns the most running requests, over all stages together (engine/arg_utils.py)."""
-    large = deployment.hardware.gpu.memory >= LARGE_GPU
-    return deployment.engine.max_running_requests or (LARGE_GPU_SEQUENCES if large else SMALL_GPU_SEQUENCES)
-
-
 def largest_group(deployment: Deployment) -> int:
     """Returns the most requests that decode in one step: no limit of its own, or an even share (PR 57433)."""
     limit = max_num_seqs(deployment)
     return -(-limit // deployment.plan.pp) if deployment.engine.cap_decodes_per_step else limit
-
-
-def captured_sizes(deployment: Deployment) -> list[int]:
-    """Returns the batch sizes that have a CUDA graph (config/vllm.py): none when eager is enforced."""
-    if not deployment.engine.cuda_graph:
-        return []
-    largest = min(2 * max_num_seqs(deployment), MOST_CAPTURED)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MOST_CAPTURED + 1, 16)]
-    return [size for size in sizes if size <= largest]
-
-
-def kv_capacity_tokens(deployment: Deployment) -> int:
-    """Returns the tokens of the KV cache: the smallest worker's (v1/core/kv_cache_planning.py); 0 or less if none."""
-    utilization = deployment.engine.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
-    usable = deployment.hardware.gpu.memory * utilization
-    workspace = WORKSPACE_PER_TOKEN_AND_CHANNEL * token_budget(deployment) * deployment.model.hidden_size
-    return min(
-        int((usable - workspace - rank_memory(deployment, stage).total) // kv_bytes_per_token(deployment, stage))
-        for stage in range(deployment.plan.pp)
-    )
 
 
 def loop_shape(deployment: Deployment) -> LoopShape:
@@ -101,8 +70,11 @@ class VllmPolicy(SlotScheduler):
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         super().__init__(loop_shape(deployment), max_num_seqs(deployment), kv_capacity, deployment.engine)
         self._budget = token_budget(deployment)
+        self._whole_prompts = not deployment.engine.version_before(ADMITS_WHOLE_PROMPTS)
+        self._executed, self._last_prefill = 0, -deployment.engine.prefill_schedule_interval
+        self._left_waiting = False
         self._largest_group = largest_group(deployment)
-        self._captured = captured_sizes(deployment)
+        self._captured, self._largest_captured = captured_sizes(deployment), largest_captured(deployment)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the next step of a group (v1/core/sched/scheduler.py `schedule`)."""
@@ -115,25 +87,48 @@ class VllmPolicy(SlotScheduler):
             budget -= decode.routed_tokens
             step = self.launch_decode(state)
         places = self._largest_group - state.running if self.put_back == before else 0  # none joins those put back
-        prompts = self.take_prompts(slot, budget, places)
+        prompts = self._prompts_in_turn(slot, budget, places)
+        self._executed += bool(prompts or decode)
         if prompts is None:
             return MicroBatch(slot, decode, decode_step=step) if decode else None
+        self._last_prefill = self._executed
         if decode is None:
             return MicroBatch(slot, prompts.chunk, prompts.finished)
         return MicroBatch(slot, self._mixed(decode, prompts.chunk), prompts.finished, step)
 
+    def _prompts_in_turn(self, slot: int, budget: int, places: int) -> Prompts | None:
+        """Prompt tokens, or none while `prefill_schedule_interval` holds them back.
+
+        It does so while a request decodes, counted in steps that ran anything, and not once a step that might take
+        prompts has left a request waiting (v1/core/sched/scheduler.py `schedule`).
+        """
+        due = self._executed + 1 - self._last_prefill >= self._settings.prefill_schedule_interval
+        decoding = self._in_server - len(self._waiting) - (self._chunked is not None)
+        if not due and not self._left_waiting and decoding:
+            return None
+        prompts = self.take_prompts(slot, budget, places)
+        self._left_waiting = bool(self._waiting) if places else self._left_waiting
+        return prompts
+
     def admits(self, request: Request, slot: int, taken: float) -> bool:
-        """Room for the prompt tokens that this step would run (v1/core/kv_cache_manager.py `allocate_slots`)."""
-        return request.context_len + min(request.prompt_len, self._budget) <= self.kv_free
+        """Room for its prompt, of the whole of it by version (v1/core/kv_cache_manager.py `allocate_slots`)."""
+        prompt = request.prompt_len if self._whole_prompts else min(request.prompt_len, self._budget_left)
+        return request.context_len + prompt <= self.kv_free
 
     def victim(self, state: Slot) -> Request | None:
-        """The request that came last (v1/core/sched/scheduler.py); of its group, since others are in flight."""
-        return max(state.decoding(), key=lambda request: (request.arrival, request.index), default=None)
+        """The request that was let in last, whatever its group (v1/core/sched/scheduler.py `running.pop`).
+
+        A prompt in progress, or one with a token out: what is on its first way through the stages is left there.
+        """
+        if self._chunked:
+            return self._chunked
+        decoding = (request for slot in self.slots for request in slot.decoding())
+        return max(decoding, key=lambda request: request.turn, default=None)
 
     def _mixed(self, decode: DecodeStep, chunk: PrefillChunk) -> MixedStep:
         """Both in one launch; between the attention calls it is replayed piecewise up to the largest captured size."""
         tokens = decode.routed_tokens + chunk.tokens
-        return MixedStep(decode, chunk, captured=bool(self._captured) and tokens <= self._captured[-1])
+        return MixedStep(decode, chunk, captured=tokens <= self._largest_captured)
 
 
 def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Batch:
@@ -143,12 +138,15 @@ def _decode_batch(deployment: Deployment, requests: int, kv_tokens: int) -> Batc
 ENGINE = Engine(
     layer_partition=layer_partition,
     kv_capacity_tokens=kv_capacity_tokens,
+    share=SHARE,
     policy=VllmPolicy,
     prefill_budget=token_budget,
     decode_batch=_decode_batch,
+    most_in_slot=lambda deployment, _: largest_group(deployment),
     slots_are_flags=False,
     absorbs=lambda *_: False,
     last_worker_waits=last_worker_waits,
     decode_slots=decode_slots,
+    releases_per_minor=1,
 )
 """vLLM's row in the table of engines."""

@@ -9,7 +9,16 @@ from pipesim.deployment import ParallelPlan
 from pipesim.families.feed_forward import dense_mlp, dense_tensors, expert_tensors, mixture
 from pipesim.families.grouped import grouped_attention, grouped_tensors
 from pipesim.families.latent import latent_attention, latent_tensors
-from pipesim.families.shared import Section, Tensor, all_reduce, batch_on_rank, exchange, gemm, padded_over_ranks
+from pipesim.families.shared import (
+    Section,
+    Tensor,
+    all_reduce,
+    batch_on_rank,
+    drafted,
+    exchange,
+    gemm,
+    padded_over_ranks,
+)
 from pipesim.ops import Collective, SmallKernels, StageOp
 from pipesim.profiles.model import GqaAttention, ModelProfile
 from pipesim.workload import Batch
@@ -49,7 +58,8 @@ def decoder_operations(model: ModelProfile, section: Section, batch: Batch, plan
     else:
         mlp = dense_mlp(model, gathered, plan.tp)
     ops += [*around, *mlp, *around]
-    return ops if plan.dp_attention else [*ops, *all_reduce(model, batch.tokens, plan.tp)]
+    ops += [] if plan.dp_attention else all_reduce(model, batch.tokens, plan.tp)
+    return [*ops, *_head(model, drafted(gathered), plan)] if section == "draft" else ops
 
 
 def _attention(model: ModelProfile, section: Section, batch: Batch, plan: ParallelPlan) -> list[StageOp]:

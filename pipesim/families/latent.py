@@ -20,7 +20,9 @@ def latent_tensors(attention: MlaAttention, hidden: int) -> list[Tensor]:
         + attention.v_head_dim * hidden
     )
     norms = attention.q_lora_rank + attention.kv_lora_rank
-    return [Tensor("attention", down + norms, False), Tensor("attention", up, True, by_request=True)]
+    index = attention.index_heads * (attention.q_lora_rank * attention.index_head_dim + hidden)
+    index += hidden * attention.index_head_dim if attention.index_heads else 0
+    return [Tensor("attention", down + norms + index, False), Tensor("attention", up, True, by_request=True)]
 
 
 def latent_attention(model: ModelProfile, attention: MlaAttention, batch: Batch, plan: ParallelPlan) -> list[StageOp]:

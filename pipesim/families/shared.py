@@ -35,6 +35,11 @@ def batch_on_rank(batch: Batch, ranks: int) -> Batch:
     """Returns the part of a batch that the fullest of some ranks attends for when its requests are dealt evenly."""
     if ranks == 1:
         return batch
+    if isinstance(batch, MixedStep) and batch.attends in {"decode", "prefill"}:
+        apart = batch.attends == "decode"
+        return (
+            _decode_share(batch.decode, ranks - batch.prefill.holders) if apart else batch_on_rank(batch.prefill, ranks)
+        )
     if isinstance(batch, MixedStep):
         return batch._replace(decode=_decode_share(batch.decode, ranks), prefill=_prefill_share(batch.prefill, ranks))
     return _decode_share(batch, ranks) if isinstance(batch, DecodeStep) else _prefill_share(batch, ranks)
@@ -45,6 +50,7 @@ def _decode_share(batch: DecodeStep, ranks: int) -> DecodeStep:
 
 
 def _prefill_share(batch: PrefillChunk, ranks: int) -> PrefillChunk:
+    ranks = batch.holders or ranks
     return batch._replace(
         tokens=-(-batch.tokens // ranks),
         requests=-(-batch.requests // ranks),
@@ -59,6 +65,11 @@ def padded_over_ranks(batch: Batch, ranks: int) -> Batch:
     if isinstance(batch, DecodeStep):
         return batch._replace(rows=-(-batch.rows // ranks) * ranks)
     return batch._replace(tokens=-(-batch.tokens // ranks) * ranks) if isinstance(batch, PrefillChunk) else batch
+
+
+def drafted(batch: Batch) -> int:
+    """Returns the rows whose next token a draft guesses: one for each request that has a token."""
+    return sum(part.rows if isinstance(part, DecodeStep) else part.finished for part in parts_of(batch))
 
 
 def parts_of(batch: Batch) -> tuple[DecodeStep | PrefillChunk, ...]:

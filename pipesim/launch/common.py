@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipesim.deployment import KV_CACHE_DTYPES, Deployment
+from pipesim.engines import ENGINES
 from pipesim.launch.base import Launch, LaunchLine, Reading, Rule, changes_unless, truth, whole
 
 DRAFT_MODEL = "DRAFT_MODEL"
@@ -117,6 +118,12 @@ def flag_words(flags: dict[str, Any]) -> list[str]:
         elif value is not None and value is not False:
             words += [flag, str(value)]
     return words
+
+
+def memory_share(deployment: Deployment) -> str:
+    """Returns the share of memory that a deployment was settled with, for the flag that sets it."""
+    share = ENGINES[deployment.engine.name].share
+    return str(share.stated(deployment.engine) or f"{share.of(deployment):.4g}")
 
 
 def shared_environment(deployment: Deployment, partition_variable: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from pipesim.deployment import EngineSettings, ParallelPlan
@@ -18,19 +18,7 @@ LEFT_OVER = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\]\}|\$\d")
 UNKNOWN = re.compile(r"\$\{?\w+|\$\(|`")
 PLACES = ("port", "base-gpu-id", "device-ids", "nccl-port", "dist-init-addr", "master-port")
 PLAN = ("tp", "pp", "ep", "dp_attention", "dcp", "replicas", "balancer")
-SETTINGS = {
-    "cuda_graph": "cuda_graph",
-    "pp_max_micro_batch_size": "pp_max_micro_batch_size",
-    "pp_async_batch_depth": "pp_async_batch_depth",
-    "max_running_requests": "max_running_requests",
-    "chunked_prefill_size": "chunked_prefill_size",
-    "mem_fraction_static": "mem_fraction_static",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "async_scheduling": "async_scheduling",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "allreduce": "allreduce",
-    "p2p": "peer_access",
-}
+SETTINGS = {field.name: field.name for field in fields(EngineSettings)} | {"p2p": "peer_access"}
 """pipesim's flags and the fields of `EngineSettings` that they set."""
 
 

@@ -6,7 +6,7 @@ that both releases take it.
 
 from typing import Any
 
-from pipesim.deployment import Deployment
+from pipesim.deployment import DEFAULT_SMOOTH_FACTOR, Deployment
 from pipesim.errors import UsageError
 from pipesim.launch import common
 from pipesim.launch.base import (
@@ -25,6 +25,7 @@ from pipesim.launch.base import (
 )
 
 PARTITION_VARIABLE = "SGLANG_PP_LAYER_PARTITION"
+SMOOTH_VARIABLE = "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR"
 DEFAULT_PORT = 30000
 BALANCERS = {"auto": "round-robin", "round_robin": "round-robin", "total_requests": "least-loaded"}
 BALANCERS |= {"shortest_queue": "least-loaded"}
@@ -70,6 +71,7 @@ RULES = {
     "max-running-requests": sets("max_running_requests", whole),
     "chunked-prefill-size": _chunk,
     "mem-fraction-static": sets("mem_fraction_static", number),
+    "language-only": sets("language_only", truth),
     "disable-cuda-graph": sets_when(True, "cuda_graph", False),
     "disable-decode-cuda-graph": sets_when(True, "cuda_graph", False),
     "cuda-graph-backend-decode": _decode_graph,
@@ -88,7 +90,11 @@ RULES = {
     "speculative-eagle-topk": keeps("draft_topk", whole),
     "max-prefill-tokens": changes_unless({"16384"}, "pipesim launches at most SGLang's default of 16384 prompt tokens"),
     "schedule-policy": changes_unless({"fcfs", "lpm"}, "pipesim admits requests in the order in which they came"),
-    "schedule-conservativeness": changes_unless({"1", "1.0"}, "pipesim admits requests by SGLang's default estimate"),
+    "schedule-conservativeness": sets("schedule_conservativeness", number),
+    "prefill-decode-interval": sets("prefill_decode_interval", whole),
+    "prefill-decode-interval-min-bs": sets("prefill_decode_interval_min_bs", whole),
+    "enable-mixed-chunk": sets_when(True, "enable_mixed_chunk", True),
+    "enable-dynamic-chunking": sets_when(True, "enable_dynamic_chunking", True),
 }
 
 
@@ -100,7 +106,11 @@ def _pipelined_drafts(reading: Reading, variable: str, _text: str) -> None:
     reading.ignore(variable)
 
 
-VARIABLES = common.VARIABLES | {PARTITION_VARIABLE: _layers, "SGLANG_ENABLE_PP_SPEC": _pipelined_drafts}
+VARIABLES = common.VARIABLES | {
+    PARTITION_VARIABLE: _layers,
+    SMOOTH_VARIABLE: keeps("smooth", number),
+    "SGLANG_ENABLE_PP_SPEC": _pipelined_drafts,
+}
 
 
 def finish(reading: Reading) -> None:
@@ -122,6 +132,10 @@ def finish(reading: Reading) -> None:
         else:
             why = "SGLang derives its limit of requests from it: add --max-running-requests to be exact"
             reading.refuse("--context-length", str(raw["context_length"]), why)
+    if "smooth" in raw and "enable_dynamic_chunking" in flags:
+        reading.set("dynamic_chunking_smooth_factor", SMOOTH_VARIABLE, raw["smooth"])
+    elif "smooth" in raw:
+        reading.ignore(SMOOTH_VARIABLE)
     if "layer_partition" in raw and pipelined:
         reading.set("layer_partition", PARTITION_VARIABLE, raw["layer_partition"])
     elif "layer_partition" in raw:
@@ -175,6 +189,8 @@ def write(deployment: Deployment) -> Launch:
     environment = common.shared_environment(deployment, PARTITION_VARIABLE)
     if engine.draft_tokens and plan.pp > 1:
         environment["SGLANG_ENABLE_PP_SPEC"] = "1"
+    if engine.dynamic_chunking_smooth_factor != DEFAULT_SMOOTH_FACTOR:
+        environment[SMOOTH_VARIABLE] = str(engine.dynamic_chunking_smooth_factor)
     flags: dict[str, Any] = {
         "--model-path": deployment.model.hf_id,
         "--tp-size": plan.tp,
@@ -187,7 +203,13 @@ def write(deployment: Deployment) -> Launch:
         "--pp-async-batch-depth": engine.pp_async_batch_depth or None,
         "--max-running-requests": engine.max_running_requests,
         "--chunked-prefill-size": engine.chunked_prefill_size,
-        "--mem-fraction-static": engine.mem_fraction_static,
+        "--mem-fraction-static": common.memory_share(deployment),
+        "--language-only": engine.language_only,
+        "--enable-mixed-chunk": engine.enable_mixed_chunk,
+        "--enable-dynamic-chunking": engine.enable_dynamic_chunking,
+        "--prefill-decode-interval": engine.prefill_decode_interval or None,
+        "--prefill-decode-interval-min-bs": engine.prefill_decode_interval_min_bs or None,
+        "--schedule-conservativeness": engine.stated.get("schedule_conservativeness"),
         "--disable-cuda-graph": not engine.cuda_graph,
         "--kv-cache-dtype": {"auto": None, "bf16": "bf16", "fp8": "fp8_e4m3"}[engine.kv_cache_dtype],
         "--disable-custom-all-reduce": engine.allreduce == "nccl",

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from pipesim.deployment import Deployment
+from pipesim.engines.vllm_memory import kv_capacity_tokens
 from pipesim.launch import common
 from pipesim.launch.base import (
     Dialect,
@@ -67,6 +68,7 @@ RULES = {
     "decode-context-parallel-size": sets("dcp", whole),
     "enable-expert-parallel": keeps("expert_parallel", truth),
     "data-parallel-size": keeps("dp", whole),
+    "prefill-schedule-interval": sets("prefill_schedule_interval", whole),
     "max-num-seqs": keeps("sequences", whole),
     "max-num-active-seqs": keeps("active", whole),
     "max-num-batched-tokens": sets("chunked_prefill_size", whole),
@@ -122,6 +124,16 @@ def finish(reading: Reading) -> None:
         common.refuse_draft(reading, flag, tokens if isinstance(tokens, int) else None)
 
 
+def served_length(deployment: Deployment) -> int | None:
+    """Returns the longest request to allow where the KV cache cannot hold one of the model's own length.
+
+    vLLM refuses to start there (v1/core/kv_cache_planning.py `_check_enough_kv_cache_memory`). A twentieth is left for
+    what the prediction of the KV cache may be off.
+    """
+    room = kv_capacity_tokens(deployment)
+    return None if room >= deployment.model.max_positions else max(1, int(0.95 * room))
+
+
 def write(deployment: Deployment) -> Launch:
     """Returns the commands that start a deployment's servers."""
     plan, engine = deployment.plan, deployment.engine
@@ -136,7 +148,9 @@ def write(deployment: Deployment) -> Launch:
         "--decode-context-parallel-size": None if plan.dcp == 1 else plan.dcp,
         "--max-num-seqs": engine.max_running_requests,
         "--max-num-batched-tokens": engine.chunked_prefill_size,
-        "--gpu-memory-utilization": engine.gpu_memory_utilization,
+        "--gpu-memory-utilization": common.memory_share(deployment),
+        "--max-model-len": served_length(deployment),
+        "--prefill-schedule-interval": engine.stated.get("prefill_schedule_interval"),
         "--enforce-eager": not engine.cuda_graph,
         "--no-async-scheduling": engine.async_scheduling is False,
         "--kv-cache-dtype": {"auto": None, "bf16": "bfloat16", "fp8": "fp8"}[engine.kv_cache_dtype],

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipesim.evidence import evidence
+from pipesim.hinges import hinges
+from pipesim.overload import overload
 from pipesim.page.pictures import RATE, pictures
 from pipesim.page.study import Study
 from pipesim.plots.shares import SHORT_NAMES
 from pipesim.prediction import GIB, Prediction
-from pipesim.reasons import binding_limit, notes
+from pipesim.reasons import binding_limit, hinge_words, notes, overload_words
 from pipesim.report import arrivals, lengths, time_text
 from pipesim.sensitivity import LEVEL, Confidence
 
@@ -56,7 +58,9 @@ def _content(study: Study) -> dict[str, Any]:
         "question": dict(_question(study)),
         "answer": _answer(study),
         "figures": _key_figures(chosen, study.confidence),
+        "overload": overload_words(overload(chosen)),
         "limit": binding_limit(chosen),
+        "hinges": hinge_words(hinges(chosen)),
         "rivals": _rivals(study),
         "splits": [
             _row(prediction, interval, prediction is chosen)

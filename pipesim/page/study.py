@@ -14,14 +14,15 @@ from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
 from pipesim.sensitivity import Confidence
 from pipesim.timeline import Timeline
+from pipesim.variations import short
 from pipesim.workload import LIMITS, Workload
 
 COMPARED = 4
 """Splits whose throughput is shown over concurrency."""
 HALVINGS = 5
 """Times that the users asked for are halved for the lowest concurrency shown; the highest is twice as many."""
-WAVES = 2
-"""Requests per user where concurrency is varied."""
+MOST_WAVES = 3
+"""Requests per user at most where concurrency is varied."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def study(  # noqa: PLR0913 - what a question consists of
     for candidate in _candidates(model, hardware, settings, plan):
         progress(str(candidate))
         try:
-            predictor = Predictor(deploy(model, hardware, candidate, settings))
+            predictor = Predictor(deploy(model, hardware, candidate, settings, workload))
             found.append(predictor.predict(workload, seeds, first_seed=first_seed))
         except PipesimError as error:
             if candidate == plan:
@@ -149,7 +150,7 @@ def _with_other_users(prediction: Prediction, progress: Callable[[str], None]) -
                 yield prediction
                 continue
             progress(f"{prediction.deployment.plan}, {users} users")
-            load = replace(workload, concurrency=users, num_prompts=WAVES * users, warm_up=0)
+            load = short(replace(workload, concurrency=users, num_prompts=MOST_WAVES * users, warm_up=0))
             try:
                 yield predictor.predict(load, seeds=1)
             except PipesimError:

@@ -8,10 +8,11 @@ from math import log
 from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
 from pipesim.partition import balanced_partition
-from pipesim.planning.evaluate import Candidate, SharedPrices, Split, consider
+from pipesim.planning.evaluate import Candidate, Split, consider
 from pipesim.planning.question import PlanQuestion
 from pipesim.planning.space import Rejection, further_settings, placements, settled, slot_settings, splits, variants
 from pipesim.profiles.hardware import HardwareProfile
+from pipesim.variations import SharedPrices
 
 REFINED_PER_SPLIT = 3
 """Slot settings of a split of which further settings are tried."""
@@ -62,13 +63,17 @@ class Space:
         """Yields the candidates of a split and its further kinds of parallelism."""
         question = self._question
         settings = replace(question.settings, name=engine)
-        # What is wrong with a split is wrong with its variants, which hold at least as many weights per GPU.
+        # What is wrong with a split is wrong with its variants, which hold at least as many weights per GPU; but whole
+        # experts may be shared out where their columns cannot be split.
         plain = settled(question, box, plan, settings)
         if isinstance(plain, Rejection):
             self.rejections.append(plain)
-            return
+            if isinstance(settled(question, box, replace(plan, ep=plan.tp), settings), Rejection):
+                return
         orders = placements(question, box, plan)
         for variant, order in product(variants(question, engine, plan), orders):
+            if variant == plan and isinstance(plain, Rejection):
+                continue
             base = settled(question, box, replace(variant, placement=order), settings)
             if isinstance(base, Rejection):
                 self.rejections.append(base)

@@ -11,10 +11,9 @@ from typing import NamedTuple, Self
 
 from pipesim.closed_form import SteadyState
 from pipesim.deployment import Deployment
-from pipesim.passes import PassPricer
 from pipesim.planning.question import Figures, Percentile
-from pipesim.prediction import Prediction, Predictor, pricer_of
-from pipesim.units import PICOSECONDS_PER_SECOND
+from pipesim.prediction import Prediction, Predictor, arrival_rate, as_closed_loop
+from pipesim.variations import SharedPrices
 from pipesim.workload import LIMITS, Workload
 
 POOL_FROM_PASSES = 40_000
@@ -58,34 +57,6 @@ class Candidate:
         return self.deployment.plan.gpus
 
 
-class SharedPrices:
-    """Predictors of deployments that differ in their scheduler's flags alone share one price list."""
-
-    def __init__(self) -> None:
-        self._pricers: dict[tuple[object, ...], PassPricer] = {}
-
-    def predictor(self, deployment: Deployment) -> Predictor:
-        """Returns a predictor of a deployment."""
-        engine = deployment.engine
-        plan = replace(deployment.plan, replicas=1, balancer="round-robin", layer_partition=None)
-        key = (
-            deployment.hardware.name,
-            deployment.model.precision.kv_cache,
-            plan,
-            deployment.layers,
-            (
-                engine.name,
-                engine.peer_access,
-                engine.allreduce,
-                engine.speculative_acceptance,
-                deployment.async_scheduling,
-            ),
-        )
-        if key not in self._pricers:
-            self._pricers[key] = pricer_of(deployment)
-        return Predictor(deployment, price=self._pricers[key])
-
-
 def consider(predictor: Predictor, workload: Workload, percentile: Percentile) -> Candidate:
     """Returns a candidate with its closed form.
 
@@ -97,7 +68,7 @@ def consider(predictor: Predictor, workload: Workload, percentile: Percentile) -
     steady = predictor.steady_state(load)
     tpot = steady.step_time_s / predictor.deployment.engine.tokens_per_step
     e2e = load.concurrency * load.output_len / steady.output_tokens_per_s
-    ttft = max(steady.prefill_time_s + steady.front_end_s, e2e - (load.output_len - 1) * tpot)
+    ttft = max(steady.first_token_s, e2e - (load.output_len - 1) * tpot)
     output = min(steady.output_tokens_per_s, rate * load.output_len)
     slots = steady.micro_batches * predictor.deployment.plan.replicas
     in_server = slots * steady.requests_per_micro_batch
@@ -114,20 +85,9 @@ def closed_loop_of(predictor: Predictor, workload: Workload) -> tuple[Workload, 
     """
     if workload.closed_loop:
         return workload, math.inf
-    rate = _arrival_rate(workload)
+    rate = arrival_rate(workload)
     most = min(workload.max_concurrency or workload.num_prompts, workload.num_prompts, LIMITS["--concurrency"][1])
-    cached = workload.cached_len / workload.input_len
-    users = most if rate == math.inf else min(most, predictor.deployment.plan.replicas)
-    load = replace(
-        workload,
-        concurrency=users,
-        request_rate=None,
-        burstiness=1.0,
-        duration_s=None,
-        max_concurrency=None,
-        trace=None,
-        prefix_cache_hit_rate=cached,
-    )
+    load = as_closed_loop(workload, most if rate == math.inf else min(most, predictor.deployment.plan.replicas))
     for _ in range(FIXED_POINT_ROUNDS):
         output = predictor.steady_state(load).output_tokens_per_s
         users = math.ceil(rate * load.concurrency * load.output_len / output) if rate < math.inf else most
@@ -135,13 +95,6 @@ def closed_loop_of(predictor: Predictor, workload: Workload) -> tuple[Workload, 
             break
         load = replace(load, concurrency=min(users, most))
     return load, rate
-
-
-def _arrival_rate(workload: Workload) -> float:
-    if workload.trace is None:
-        return workload.request_rate or math.inf
-    span = int(workload.trace.arrival_ps[-1]) / PICOSECONDS_PER_SECOND
-    return len(workload.trace) / span if span else math.inf
 
 
 def shortened(workload: Workload, waves: int) -> Workload:

@@ -7,12 +7,16 @@ parts that a plan's interval consists of besides (see `Confidence`):
 * the end-to-end error of whole runs, half of its variance common to the box, 3/8 to a split and 1/8 a setting's own:
   so half the error cancels between two settings of a split (as `whatif` has it), and between two splits what the box
   has not in common;
-* weak evidence (datasheet, sizes never measured, another version), common to a split;
+* what was never measured end to end (`pipesim.whole_runs`), common to all plans of the kind: of a model, a GPU or an
+  engine to all that have it, of a feature to the plans that use it;
+* what whole runs show of times to first token, common to the box;
+* weak evidence (datasheet, sizes never measured), common to a split;
 * the spread over seeds, a plan's own.
 
 Latencies take these parts with the opposite sign: a run that is faster than predicted is so throughout.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +25,7 @@ import numpy as np
 from pipesim.planning.evaluate import Split
 from pipesim.planning.question import Figures, Objective
 from pipesim.sensitivity import Sensitivity
+from pipesim.whole_runs import Term
 
 DRAWS = 4000
 BOX_SHARE, SPLIT_SHARE, OWN_SHARE = 1 / 2, 3 / 8, 1 / 8
@@ -42,6 +47,10 @@ class Contender:
     """Log standard deviation of whole runs on the box."""
     doubt_variance: float
     seed_variance: float
+    unchecked: tuple[Term, ...] = ()
+    """Parts of the error of kinds that were never measured end to end."""
+    first_token_variance: float = 0.0
+    """Log variance that a time to first token has besides."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ def odds(contenders: Sequence[Contender], objective: Objective) -> list[Odds]:
         violation = np.zeros(DRAWS)
         for name, limit in objective.limits.items():
             over = np.log(getattr(plan.figures, name) / limit) + draws.constants(plan, name) - faster
+            over = over + draws.first_token(plan, name)
             violation = np.maximum(violation, over)
         moved = draws.constants(plan, "output_tokens_per_s") + faster
         if objective.rank_by == "latency":
@@ -94,10 +104,17 @@ class _Draws:
             moved += item.of(metric) * item.log_std * self._of("constant", plan.split.hardware, item.constant)
         return moved
 
+    def first_token(self, plan: Contender, metric: str) -> Floats:
+        """Returns how a time to first token moves besides."""
+        std = math.sqrt(plan.first_token_variance) if metric == "ttft_s" else 0.0
+        return np.asarray(std * self._of("first token", plan.split.hardware))
+
     def common(self, plan: Contender) -> Floats:
         """Returns by how much a plan is faster for other reasons, as a logarithm."""
         whole = plan.end_to_end**2
         shared: Floats = np.sqrt(BOX_SHARE * whole) * self._of("box", plan.split.hardware)
+        for kind, log_std in plan.unchecked:
+            shared = shared + log_std * self._of(kind.dimension, kind.name)
         shared = shared + np.sqrt(SPLIT_SHARE * whole + plan.doubt_variance) * self._of("split", *plan.split)
         own = self._of("own", *plan.split, repr(plan.figures))  # settings that change nothing are one plan
         return np.asarray(shared + np.sqrt(OWN_SHARE * whole + plan.seed_variance) * own)

@@ -30,8 +30,10 @@ class Figures(NamedTuple):
 class Objective:
     """Limits that a plan has to keep, and what the plans that keep them are ranked by."""
 
-    rank_by: RankBy = "throughput"
-    """Output tokens per second of the whole plan; E2E latency; or what a token costs: GPUs over tokens per second."""
+    rank_by: RankBy | None = None
+    """Output tokens per second of the whole plan; E2E latency; or what a token costs: GPUs over tokens per second.
+
+    None is throughput, or latency in an open loop that some plan carries, whose rate fixes tokens per second."""
     percentile: Percentile = "p99"
     """Of TTFT, TPOT and E2E over requests, for limits and for ranking by latency."""
     max_ttft_s: float | None = None
@@ -71,7 +73,8 @@ class Objective:
 
     def key(self, figures: Figures, gpus: int, hardware: str) -> tuple[float, float, float]:
         """Returns what plans are sorted by: limits first, then the rank, then the shorter E2E latency."""
-        exact = -figures.output_tokens_per_s if self.rank_by == "throughput" else self.badness(figures, gpus, hardware)
+        by_rate = self.rank_by in {"throughput", None}
+        exact = -figures.output_tokens_per_s if by_rate else self.badness(figures, gpus, hardware)
         return self.violation(figures), exact, figures.e2e_s
 
 
@@ -115,7 +118,7 @@ class PlanQuestion:
     """Whether every setting is tried with its own balanced layer split, not the front-runners' alone."""
     best_placement: bool = False
     """Whether every split is tried with its ranks group by group and across groups of the box, too."""
-    seeds: int = 3
+    seeds: int = 5
     """Runs of each of the best plans; the other front-runners are run once."""
     first_seed: int = 0
 

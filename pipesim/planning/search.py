@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pipesim.deployment import Deployment
+from pipesim.overload import overload
 from pipesim.planning.candidates import Space
 from pipesim.planning.evaluate import Candidate, Split, Task, Workers, shortened
 from pipesim.planning.odds import Contender, Odds, odds
 from pipesim.planning.question import Figures, PlanQuestion
 from pipesim.planning.space import Rejection, check_fixed
-from pipesim.prediction import Prediction
+from pipesim.prediction import Prediction, arrival_rate
 from pipesim.sensitivity import HEADLINES, Confidence, Sensitivity, sensitivities
 from pipesim.workload import Workload
 
@@ -29,8 +30,8 @@ SEEDED_PLACES = 5
 MOST_SIMULATIONS, FEWEST_SIMULATIONS = 72, 8
 MOST_PASSAGES = 400_000
 """Passages of all simulations together: 10 to 30 s on one core, by how many requests wait for KV cache."""
-WAVES, WAVES_OF_LONG_ANSWERS = 4, 2
-"""Requests per user that are simulated at most, in a closed loop."""
+WAVES, WAVES_OF_LONG_ANSWERS = 6, 3
+"""Requests per user that are simulated at most, in a closed loop: as many as a prediction has if none are given."""
 LONG_ANSWER = 1024
 """Output tokens from which a request counts as long: its ramp and its tail weigh little."""
 Show = Callable[[str], None]
@@ -118,13 +119,28 @@ def search(question: PlanQuestion, jobs: int = 1, show: Show = lambda _: None) -
     check_fixed(question)
     space = Space(question)
     candidates = space.candidates()
+    question = _ranked(question, candidates)
     long = question.workload.output_len >= LONG_ANSWER
     load = shortened(question.workload, WAVES_OF_LONG_ANSWERS if long else WAVES)
     with Workers(load, jobs, show) as workers:
         front = _Front(question, candidates)
         front.firm_up(workers)
-        front.add_seeds(workers)
+        while True:
+            front.add_seeds(workers)
+            if not front.overloaded_first():
+                break
     return _judge(front, tuple(space.rejections), load)
+
+
+def _ranked(question: PlanQuestion, candidates: Sequence[Candidate]) -> PlanQuestion:
+    """Returns the question with what plans are ranked by, where that hangs on the load."""
+    if question.objective.rank_by is not None:
+        return question
+    load = question.workload
+    offered = math.inf if load.closed_loop else arrival_rate(load) * load.output_len
+    carried = any(candidate.closed_form.output_tokens_per_s >= offered for candidate in candidates)
+    objective = replace(question.objective, rank_by="latency" if carried else "throughput")
+    return replace(question, objective=objective)
 
 
 class _Front:
@@ -136,6 +152,7 @@ class _Front:
         self._passages = 0
         self._simulated: dict[int, Figures] = {}
         self._hopes: dict[tuple[object, ...], Figures] = {}
+        self._overloaded: set[int] = set()
 
     def firm_up(self, workers: Workers) -> None:
         """Simulates the best candidate of each split, then the front until simulated plans hold it."""
@@ -162,6 +179,19 @@ class _Front:
                 return
             self._simulate(workers, wanted, 1, seeds - 1)
 
+    def overloaded_first(self) -> bool:
+        """Returns whether the first place, of an open loop ranked by latency, turned out to carry less than is offered.
+
+        Its latencies are then those of the run's length, so it goes behind the others.
+        """
+        first = self.places()[:1]
+        by_latency = self.question.objective.rank_by == "latency" and not self.question.workload.closed_loop
+        if not by_latency or len(self._overloaded) == SEEDED_PLACES or not {*first} & {*self.predictions}:
+            return False
+        found = overload(self.predictions[first[0]])
+        self._overloaded |= {*first} if found else set()
+        return found is not None
+
     def places(self) -> list[int]:
         """Returns all candidates, best first.
 
@@ -178,7 +208,7 @@ class _Front:
         """Returns what candidates are sorted by; of equally good ones the one with the fewest flags comes first."""
         candidate = self.candidates[index]
         judged = self.question.objective.key(self.figures(index), candidate.gpus, candidate.deployment.hardware.name)
-        return *judged, flags_set(candidate.deployment)
+        return index in self._overloaded, *judged, flags_set(candidate.deployment)
 
     def figures(self, index: int) -> Figures:
         """Returns what the simulation says of a candidate, or the closed form as far as it may be hoped to hold."""
@@ -249,7 +279,7 @@ class _Front:
         for index, prediction in workers.run(tasks, passages):
             before = self.predictions.get(index)
             runs = before.runs + prediction.runs if before else prediction.runs
-            self.predictions[index] = replace(prediction, runs=runs)
+            self.predictions[index] = replace(before or prediction, runs=runs)
             self._simulated[index] = simulated_figures(self.predictions[index], self.question)
         self._hopes.clear()
 
@@ -321,7 +351,11 @@ def _judge(front: _Front, rejections: tuple[Rejection, ...], load: Workload) -> 
 
 
 def _confidences(front: _Front) -> dict[int, Confidence]:
-    """Returns how sure each simulated plan is; plans with the same closed form share their sensitivities."""
+    """Returns how sure each simulated plan is; plans with the same closed form share their sensitivities.
+
+    What other arrivals do is simulated of the places that are run with every seed.
+    """
+    seeded = [index for index in front.places() if index in front.predictions][:SEEDED_PLACES]
     known: dict[tuple[object, ...], tuple[Sensitivity, ...]] = {}
     found = {}
     for index, prediction in front.predictions.items():
@@ -329,7 +363,7 @@ def _confidences(front: _Front) -> dict[int, Confidence]:
         key = (candidate.split, candidate.deployment.layers, candidate.closed_form)
         if key not in known:
             known[key] = sensitivities(candidate.deployment, candidate.closed_load)
-        found[index] = Confidence(prediction, known[key])
+        found[index] = Confidence(prediction, known[key], arrivals=index in seeded)
     return found
 
 
@@ -340,7 +374,9 @@ def _contender(front: _Front, index: int, confidence: Confidence) -> Contender:
         gpus=candidate.gpus,
         figures=front.figures(index),
         sensitivities=confidence.sensitivities,
-        end_to_end=candidate.deployment.hardware.uncertainty.end_to_end,
+        end_to_end=confidence.whole_run_std,
+        unchecked=confidence.unchecked,
+        first_token_variance=confidence.first_token_variance("ttft_s"),
         doubt_variance=confidence.doubt_variance,
         seed_variance=confidence.seed_variance("output_tokens_per_s"),
     )

@@ -6,7 +6,7 @@ from itertools import product, zip_longest
 from math import ceil
 from typing import Any
 
-from pipesim.deployment import Deployment, EngineName, EngineSettings, KvCacheDtype, ParallelPlan
+from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelPlan
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, PipesimError, UsageError
@@ -105,10 +105,9 @@ def settled(
     """Returns the deployment of a split, or why there is none."""
     try:
         deployment = settle(question.model, box, plan, settings, ENGINES[settings.name])
-        capacity = ENGINES[settings.name].kv_capacity_tokens(deployment)
-        if capacity < 1:
+        if ENGINES[settings.name].kv_capacity_tokens(deployment) < 1:
             return Rejection(box, settings, plan, (shortage(deployment),))
-        return deploy(question.model, box, plan, settings)
+        return deploy(question.model, box, plan, settings, question.workload)
     except InfeasibleDeployment as refusal:
         return Rejection(box, settings, plan, tuple(refusal.reasons))
     except (UsageError, MissingEvidence) as refusal:
@@ -135,9 +134,10 @@ def slot_settings(question: PlanQuestion, deployment: Deployment, users: int) ->
 def further_settings(
     question: PlanQuestion, deployment: Deployment, workload: Workload, users: int
 ) -> Iterator[EngineSettings]:
-    """Yields the same deployment's settings with other chunk sizes and KV cache formats; the ones it has first.
+    """Yields the same deployment's settings with other chunk sizes; the ones it has first.
 
-    A chunk that is larger than all prompt tokens that could meet in one launch changes nothing and is left out.
+    A chunk that is larger than all prompt tokens that could meet in one launch changes nothing and is left out. The KV
+    cache keeps its format: with fewer bits the model answers otherwise, which a person has to ask for.
     """
     base, fixed = deployment.engine, question.fixed
     budget = ENGINES[base.name].prefill_budget
@@ -148,11 +148,8 @@ def further_settings(
     for chunk in _choices(fixed, "chunked_prefill_size", CHUNKS):
         effect = min(budget(replace(deployment, engine=replace(base, chunked_prefill_size=chunk))), most)
         chunks.setdefault(effect, chunk)
-    formats: list[KvCacheDtype] = [base.kv_cache_dtype]
-    if "kv_cache_dtype" not in fixed and deployment.model.precision.kv_cache != "fp8":
-        formats.append("fp8")
-    for chunk, kv_cache in product(chunks.values(), formats):
-        yield replace(base, chunked_prefill_size=chunk, kv_cache_dtype=kv_cache)
+    for chunk in chunks.values():
+        yield replace(base, chunked_prefill_size=chunk)
 
 
 def smallest_box(question: PlanQuestion, box: HardwareProfile) -> int | None:

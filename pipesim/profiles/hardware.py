@@ -234,8 +234,11 @@ class Uncertainty(Frozen):
     """The engine's turn: schedule, process, messages."""
     small_kernel: float = Field(default=0.3, ge=0)
     send_recv: float = Field(default=0.3, ge=0)
-    end_to_end: float = Field(default=0.15, ge=0)
-    """What remains between a whole run and its prediction: the root mean square log error over calibration runs."""
+    end_to_end: float | None = Field(default=None, ge=0)
+    """What remains between a whole run and its prediction: the root mean square log error over calibration runs of this
+    box. Left out, what runs of other boxes show (`pipesim.whole_runs`)."""
+    end_to_end_of: tuple[str, ...] = ()
+    """What these runs were of: model family and engine ("Llama in bf16 under vllm"); empty: the box's every use."""
     source: str = ""
 
 
@@ -266,6 +269,8 @@ class HardwareProfile(Frozen):
     collectives: tuple[CollectiveCurve, ...] = ()
     all_reduce_range: AllReduceRange | None = None
     uncertainty: Uncertainty = Uncertainty()
+    fp8_kv_measured: tuple[str, ...] = ()
+    """Engines whose decode over an FP8 latent was measured on such a box; every class was fitted to 16-bit KV."""
     measured_with: dict[str, str] = Field(default_factory=dict)
     """By engine: the version whose kernels were measured."""
     sources: dict[str, Source]

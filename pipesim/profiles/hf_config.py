@@ -159,6 +159,7 @@ class _Reader:
             "max_positions": self.whole("max_position_embeddings", "model_max_length", "max_seq_len"),
             "tied_embeddings": bool(self.config.get("tie_word_embeddings", self.architecture in TIED_BY_DEFAULT)),
             "vision_tower": f"{self._vision_bytes(whole)} B",
+            **self._vision_shape(whole),
             "source": "config",
             "attention": self._latent() if self.architecture in LATENT else self._grouped(layers),
         }
@@ -171,6 +172,7 @@ class _Reader:
             "embedding": "bf16",
             "activations": "bf16",
             "kv_cache": quantised.kv_cache,
+            **({"mean_bytes": quantised.mean_bytes} if quantised.mean_bytes else {}),
         }
         document["sources"] = {"config": {"basis": "datasheet", "text": f"config.json of {hf_id}"}}
         if moe is not None:
@@ -205,6 +207,8 @@ class _Reader:
             "qk_nope_head_dim": self.whole("qk_nope_head_dim"),
             "qk_rope_head_dim": self.whole("qk_rope_head_dim"),
             "v_head_dim": self.whole("v_head_dim"),
+            "index_heads": self.whole("index_n_heads", default=0, least=0),
+            "index_head_dim": self.whole("index_head_dim", default=0, least=0),
         }
 
     def _grouped(self, layers: int) -> dict[str, Any]:
@@ -307,6 +311,14 @@ class _Reader:
             "router": named(dense, f"{own}.{router}"),
             "lm_head": ("lm_head",),
         }
+
+    def _vision_shape(self, whole: Mapping[str, Any]) -> dict[str, int]:
+        """Returns the layers and the width that SGLang finds in the vision tower's configuration."""
+        vision, prefix = whole.get("vision_config"), "vt_" * (whole.get("model_type") == "kimi_k25")
+        if not isinstance(vision, Mapping):
+            return {}
+        keys = {"vision_layers": f"{prefix}num_hidden_layers", "vision_width": f"{prefix}hidden_size"}
+        return {name: vision[key] for name, key in keys.items() if isinstance(vision.get(key), int)}
 
     def _vision_bytes(self, whole: Mapping[str, Any]) -> int:
         """Returns the 16-bit weights [B] of a vision tower: its layers, and the projector that merges 2 × 2 patches."""

@@ -56,15 +56,27 @@ class MlaAttention(Frozen):
     qk_nope_head_dim: int = Field(ge=1)
     qk_rope_head_dim: int = Field(ge=1)
     v_head_dim: int = Field(ge=1)
+    index_heads: int = Field(default=0, ge=0)
+    """Heads of the indexer that picks the tokens to attend to (DeepSeek-V3.2, GLM-5); 0: attention is dense."""
+    index_head_dim: int = Field(default=0, ge=0)
 
     @property
     def kv_elements(self) -> int:
         """Elements in the KV cache per token and layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    def kv_elements_on_rank(self, ranks: int) -> int:
-        """Returns the elements per token and layer on each of some tensor-parallel ranks: the latent is replicated."""
-        return self.kv_elements
+    def kv_bytes_on_rank(self, ranks: int, storage: str) -> float:
+        """Returns the KV cache [B] per token and layer on each of some tensor-parallel ranks: all hold the latent.
+
+        With an indexer FP8 holds the latent alone, four FP32 scales and the rotary key in 16 bits, and beside it an
+        FP8 key of the indexer with its scale (vLLM v1/kv_cache_interface.py, SGLang mem_cache/kv_cache_configurator.py
+        `calculate_mla_kv_cache_dim`).
+        """
+        plain = STORAGE_BYTES[storage] * self.kv_elements
+        if not self.index_heads:
+            return plain
+        packed = self.kv_lora_rank + 16 + 2 * self.qk_rope_head_dim if storage == "fp8" else plain
+        return packed + self.index_head_dim + 4
 
 
 class GqaAttention(Frozen):
@@ -96,9 +108,9 @@ class GqaAttention(Frozen):
         """Returns the KV heads on each of some tensor-parallel ranks, at least one."""
         return max(1, self.kv_heads // ranks)
 
-    def kv_elements_on_rank(self, ranks: int) -> int:
-        """Returns the elements per token and layer on each of some tensor-parallel ranks."""
-        return 2 * self.kv_heads_on_rank(ranks) * self.head_dim
+    def kv_bytes_on_rank(self, ranks: int, storage: str) -> float:
+        """Returns the KV cache [B] per token and layer on each of some tensor-parallel ranks."""
+        return STORAGE_BYTES[storage] * 2 * self.kv_heads_on_rank(ranks) * self.head_dim
 
 
 class MixtureOfExperts(Frozen):
@@ -146,6 +158,12 @@ class Precision(Frozen):
     lm_head: Storage
     activations: Literal["bf16", "fp8"]
     kv_cache: Literal["bf16", "fp8"]
+    mean_bytes: dict[str, float] = Field(default_factory=dict)
+    """Bytes per parameter, by kind, where a checkpoint stores tensors of one kind in several forms."""
+
+    def bytes_per_parameter(self, kind: str) -> float:
+        """Returns the bytes that a parameter of a kind of tensor takes, its share of scales with it."""
+        return self.mean_bytes.get(kind) or STORAGE_BYTES[getattr(self, kind)]
 
 
 class ModelProfile(Frozen):
@@ -169,6 +187,9 @@ class ModelProfile(Frozen):
     precision: Precision
     vision_tower: Bytes = 0.0
     """Vision weights that every rank of every stage loads."""
+    vision_layers: int = Field(default=24, ge=1)
+    vision_width: int = Field(default=1024, ge=1)
+    """`num_hidden_layers` and `hidden_size` of the vision tower; left out, what SGLang takes where they are."""
     text_weights_tolerance: Fraction = 0.01
     """How far the computed text weights may lie from `text_weights`."""
     text_weights: Annotated[Bytes, Field(ge=1e6)] | None = None

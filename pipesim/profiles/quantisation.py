@@ -8,7 +8,7 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipesim.errors import ProfileError
@@ -25,6 +25,8 @@ class Quantised:
     storage: dict[str, str]
     kv_cache: str
     notes: tuple[str, ...] = ()
+    mean_bytes: dict[str, float] = field(default_factory=dict)
+    """Bytes per parameter of kinds that are stored in several forms."""
 
 
 def read_quantisation(config: Mapping[str, Any], modules: Modules, file: object) -> Quantised:
@@ -43,14 +45,15 @@ def read_quantisation(config: Mapping[str, Any], modules: Modules, file: object)
         known = ", ".join(sorted(METHODS))
         raise ProfileError(file, "quantization_config.quant_method", f'"{method}"', f"one of {known}")
     rule = METHODS[method](_text_alone(given), file)
-    storage, notes = {}, []
+    storage, notes, means = {}, [], {}
     for kind, names in modules.items():
         found = Counter("bf16" if kind == "router" else rule(name) for name in names)
         storage[kind] = found.most_common(1)[0][0] if names else "bf16"
         if len(found) > 1:
             shares = ", ".join(f"{count} of {len(names)} as {form}" for form, count in found.most_common())
-            notes.append(f"{kind}: {shares}; all are taken as {storage[kind]}")
-    return Quantised(storage, _kv_cache(given), tuple(notes))
+            notes.append(f"{kind}: {shares}; all are priced as {storage[kind]}")
+            means[kind] = sum(STORAGE_BYTES[form] * count for form, count in found.items()) / len(names)
+    return Quantised(storage, _kv_cache(given), tuple(notes), means)
 
 
 def _text_alone(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +156,11 @@ def _skipped(given: Mapping[str, Any]) -> list[str]:
 
 
 def _fp8(given: Mapping[str, Any], file: object) -> Rule:
-    form = "fp8-block" if given.get("weight_block_size") else "fp8"
+    block = given.get("weight_block_size")
+    if block and list(block) != [128, 128]:
+        wanted = "[128, 128], the blocks that the engines' FP8 kernels take (SGLang layers/quantization/fp8_utils.py)"
+        raise ProfileError(file, "quantization_config.weight_block_size", repr(block)[:60], wanted)
+    form = "fp8-block" if block else "fp8"
     spared = _containing([*(given.get("modules_to_not_convert") or ()), *(given.get("ignored_layers") or ())])
 
     def rule(name: str) -> str:

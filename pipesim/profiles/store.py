@@ -199,12 +199,19 @@ def _filled_in(document: dict[str, Any], path: Path, above: tuple[str, ...], bel
         if borrowing.collectives is not None:
             linked = _below(borrowing.collectives, path, "borrows.collectives", chain, below)
         document = with_borrowed(document, borrowing, relative, linked)
+    return _with_front_ends(document)
+
+
+def _with_front_ends(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns a document whose host has a front end for every engine: its own, or as the engines come."""
     host, sources = document.get("host"), document.get("sources")
-    if isinstance(host, dict) and isinstance(sources, dict) and "front_end" not in host:
-        usual = read_toml(Path(__file__).with_name("front_end.toml"))
-        host, sources = {**usual["host"], **host}, {**usual["sources"], **sources}
-        document = {**document, "host": host, "sources": sources}
-    return document
+    own = host.get("front_end", {}) if isinstance(host, dict) else None
+    usual = read_toml(Path(__file__).with_name("front_end.toml"))
+    engines = usual["host"]["front_end"]
+    if not (isinstance(host, dict) and isinstance(sources, dict) and isinstance(own, dict) and engines.keys() - own):
+        return document
+    host, sources = {**host, "front_end": {**engines, **own}}, {**usual["sources"], **sources}
+    return {**document, "host": host, "sources": sources}
 
 
 def _borrowing(given: Any, path: Path) -> Borrowing:

@@ -137,7 +137,6 @@ class _Run:
             if policy.idle:
                 yield self._server.arrived
                 begin = self._now
-            clock = begin
             micro_batch = policy.form(turn % shape.slots)
             result = self._recent[0] if self._recent else None
             launched = self._formed(micro_batch) if micro_batch else None
@@ -146,11 +145,7 @@ class _Run:
             if shape.receive_before_launch:
                 pipeline.exchange(now)
                 if result and launched:
-                    if (pending := pipeline.announcement(result.passage)) is not None:
-                        yield pending
-                        clock = self._now
-                    now = max(now, result.passage.returning)
-                    launched.passage.after = result.passage
+                    now = yield from self._receive(result.passage, launched.passage, now)
             if launched:
                 now = self._launch(launched, now)
             if not shape.receive_before_launch:
@@ -161,24 +156,36 @@ class _Run:
             if result := launched if shape.result_lag == 0 else result:
                 if (pending := pipeline.pending(result.passage)) is not None:
                     yield pending
-                    clock = self._now
-                now = max(now, result.passage.result) + result.passage.price.process
-                seen = self._server.deliver(now, result.micro_batch.outputs)
-                ended = policy.complete(result.micro_batch, seen)
+                now, seen, ended = self._handle(result, now)
             if launched and shape.send_after_processing:
                 pipeline.release(launched.passage, now)
-            yield environment.timeout(now - clock)
+            if ended or environment.peek() <= now:  # else nobody sees the clock before the turn after this one
+                yield environment.timeout(now - self._now)
             begin = now
             if ended:
                 self._users.ended(self._server, len(ended), seen)
             turn += 1
+
+    def _receive(self, result: Passage, launching: Passage, now: int) -> Generator[simpy.Event, Any, int]:
+        """Waits for the tokens that a launch needs to be on their way; returns when the host knows of them."""
+        if (pending := self._pipeline.announcement(result)) is not None:
+            yield pending
+        launching.after = result
+        return max(now, result.returning)
+
+    def _handle(self, result: _Launched, now: int) -> tuple[int, int, list[Request]]:
+        """Handles a result; returns when the host is done, when clients see it, and the requests that ended with it."""
+        now = max(now, result.passage.result) + result.passage.price.process
+        seen = self._server.deliver(now, self._policy.outputs(result.micro_batch))
+        return now, seen, self._policy.complete(result.micro_batch, seen)
 
     def _formed(self, micro_batch: MicroBatch) -> _Launched:
         price, batch, slot = self._price(micro_batch.batch), micro_batch.batch, micro_batch.slot
         index = self._launches.add(price, slot, batch.requests, micro_batch.decode_step >= 0)
         passage = Passage(index, batch, price)
         if self._policy.loop.tokens_stay_on_gpu:
-            passage.after, self._last_in_slot[slot] = self._last_in_slot[slot], passage
+            before, self._last_in_slot[slot] = self._last_in_slot[slot], passage
+            passage.after = before if micro_batch.decode_step >= 0 else None  # prompts need nobody's tokens
         return _Launched(passage, micro_batch)
 
     def _launch(self, launched: _Launched, now: int) -> int:

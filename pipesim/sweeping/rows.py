@@ -7,10 +7,11 @@ from typing import Any
 from pipesim.axes import Method
 from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
-from pipesim.planning.evaluate import SharedPrices, consider
-from pipesim.prediction import Predictor, deploy
+from pipesim.planning.evaluate import consider
+from pipesim.prediction import Predictor, deploy, needed_tokens
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.variations import SharedPrices
 from pipesim.workload import Workload
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
@@ -64,9 +65,10 @@ class _Worker:
         """Returns the columns of `METRICS`."""
         if point.plan is None or point.settings is None or point.workload is None:
             return _refused(point.refused)
-        key = (point.model.name, point.hardware.name, point.plan, point.settings)
+        needed = needed_tokens(point.plan, point.settings, point.workload)
+        key = (point.model.name, point.hardware.name, point.plan, point.settings, needed)
         if key not in self._predictors:
-            deployment = _deployed(point.model, point.hardware, point.plan, point.settings)
+            deployment = _deployed(point.model, point.hardware, point.plan, point.settings, point.workload)
             self._predictors[key] = deployment if isinstance(deployment, str) else self._prices.predictor(deployment)
         predictor = self._predictors[key]
         if isinstance(predictor, str):
@@ -119,10 +121,10 @@ def _closed_form(predictor: Predictor, workload: Workload) -> tuple[Any, ...]:
 
 
 def _deployed(
-    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings
+    model: ModelProfile, hardware: HardwareProfile, plan: ParallelPlan, settings: EngineSettings, workload: Workload
 ) -> Deployment | str:
     try:
-        return deploy(model, hardware, plan, settings)
+        return deploy(model, hardware, plan, settings, workload)
     except InfeasibleDeployment as refusal:
         return " ".join(refusal.reasons)
     except (UsageError, MissingEvidence) as refusal:

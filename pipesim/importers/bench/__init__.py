@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pipesim.errors import ProfileError
 from pipesim.importers.bench.consistency import check_units
 from pipesim.importers.bench.documents import WANTED, Broken, Piece, pieces, read_text
+from pipesim.importers.bench.flags import ignores_eos
 from pipesim.importers.bench.genai_perf import is_genai_perf, read_genai_perf
 from pipesim.importers.bench.inferencex import is_inferencex, read_inferencex
 from pipesim.importers.bench.kinds import known_text, look_of_object, look_of_text
@@ -88,4 +89,6 @@ def _read(piece: Piece | Broken) -> BenchRun:
     run = tool.read(piece.document)
     if not run.measured:
         raise RefusedError("", f"a result of {run.tool} without a single figure", "a throughput or a latency")
-    return replace(run, notes=(*run.notes, *check_units(run)))
+    stated = ignores_eos(piece.document)
+    load = run.workload if stated is None else {**run.workload, "ignore_eos": stated}
+    return replace(run, workload=load, notes=(*run.notes, *check_units(run)))

@@ -21,6 +21,8 @@ COUNT_KEYS = {
     "max_running_requests": ("max_running_requests", "max_num_seqs"),
     "chunked_prefill_size": ("chunked_prefill_size", "max_num_batched_tokens"),
 }
+LEVERS = {"prefill_decode_interval": 0, "prefill_decode_interval_min_bs": 0, "prefill_schedule_interval": 1}
+"""When prompts are launched, and the engines' defaults."""
 SHARE_KEYS = ("mem_fraction_static", "gpu_memory_utilization")
 UNSET = -1
 """An engine's number for "switched off" or "by default"."""
@@ -63,6 +65,10 @@ def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
         value = _count(arguments, keys, least=0 if name == "pp_async_batch_depth" else 1)
         if value is not None:
             engine[name] = value
+    levers: dict[str, tuple[float | None, float]]
+    levers = {name: (_count(arguments, (name,), least=0), default) for name, default in LEVERS.items()}
+    levers["schedule_conservativeness"] = as_number(arguments.get("schedule_conservativeness")), 1.0
+    engine |= {name: value for name, (value, default) in levers.items() if value not in {None, default}}
     for name in SHARE_KEYS:
         share = as_number(arguments.get(name))
         if share is not None and 0.0 < share < 1.0:
@@ -79,6 +85,24 @@ def engine_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(version, str) and version:
         engine["version"] = version
     return engine
+
+
+def ignores_eos(value: object, depth: int = 6) -> bool | None:
+    """Returns whether clients had answers go on past their end, as arguments in a part of a file state it.
+
+    They stand at its top, in an extra request body, or in a list of pairs (aiperf). None when nothing says so.
+    """
+    entries: list[Any] = list(value.items()) if isinstance(value, dict) else []
+    if isinstance(value, list):
+        pair = len(value) == 2 and isinstance(value[0], str)
+        entries = [value] if pair else [("", inner) for inner in value if isinstance(inner, dict | list)]
+    for key, inner in entries if depth else []:
+        (name,) = plain({key: inner})
+        if name in {"ignore_eos", "disable_ignore_eos"} and (flag := as_flag(inner)) is not None:
+            return flag != (name == "disable_ignore_eos")
+        if (found := ignores_eos(inner, depth - 1)) is not None:
+            return found
+    return None
 
 
 def _captured(arguments: Mapping[str, Any]) -> bool | None:

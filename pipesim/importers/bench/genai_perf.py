@@ -135,7 +135,7 @@ def _load(
         if rate and phase.get("type", "poisson") in OPEN_LOOPS:
             return arrivals(rate, round(users) if users else None, served or 1, _in_flight(measured)), ()
         if users:
-            return {"concurrency": max(1, round(users))}, ()
+            return {"concurrency": max(1, round(users)), "spacing": "0 s"}, ()
     in_flight = _in_flight(measured)
     return ({"concurrency": max(1, round(in_flight))}, ("workload.concurrency",)) if in_flight else ({}, ())
 

@@ -55,7 +55,12 @@ def read_inferencex(document: Mapping[str, Any]) -> BenchRun:
     return BenchRun(
         tool="InferenceX",
         measured=measured,
-        workload={"concurrency": sizes["conc"], "input_len": sizes["isl"], "output_len": sizes["osl"]},
+        workload={
+            "concurrency": sizes["conc"],
+            "input_len": sizes["isl"],
+            "output_len": sizes["osl"],
+            "spacing": "0 s",
+        },
         plan=plan,
         engine={"name": name} if name else {},
         models=fields.texts("model", "infmax_model_prefix"),

@@ -85,6 +85,7 @@ def read_one_batch_server(document: Mapping[str, Any]) -> BenchRun:
         engine["speculative_acceptance"] = acceptance
     if stopped := fields.count("num_early_stopped"):
         notes.append(f"{stopped} request(s) stopped early")
+        load["ignore_eos"] = False
     return BenchRun(
         tool="sglang.bench_one_batch_server",
         measured=measured,

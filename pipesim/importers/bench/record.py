@@ -158,8 +158,8 @@ def arrivals(
 ) -> dict[str, Any]:
     """Returns the keys of a workload that say how requests come.
 
-    An infinite rate, or none, is a closed loop: `most` users who ask again when they are answered, or everyone at
-    once. A finite rate is an open loop, in which `most` is a limit.
+    An infinite rate, or none, is a closed loop: `most` users who all begin at once and ask again when they are
+    answered, or everyone at once. A finite rate is an open loop, in which `most` is a limit.
 
     Args:
         rate: requests per second as the file gives it: a number, "inf" or None.
@@ -170,7 +170,7 @@ def arrivals(
     """
     per_second = as_number(rate)
     if per_second is None or not math.isfinite(per_second):
-        return {"concurrency": most or served}
+        return {"concurrency": most or served, "spacing": "0 s"}
     load: dict[str, Any] = {"concurrency": most or max(1, round(in_flight or served)), "request_rate": per_second}
     if most:
         load["max_concurrency"] = most
