@@ -91,7 +91,7 @@ class TestShippedConstants:
 
     def test_the_report_of_a_calibration_fits_a_terminal(self, profile: Path) -> None:
         fits, curves = tuple(kernel_fits().values()), tuple(curve_fits().values())
-        report = CalibrationReport(profile, SYSTEM, kernels.PACKAGE, fits, curves, "", False)
+        report = CalibrationReport(profile, SYSTEM, kernels.PACKAGE, fits, curves, (), "", False)
         text = calibration_text(report)
         assert max(map(len, text.splitlines())) <= 80
         for name in (*kernel_fits(), *curve_fits()):

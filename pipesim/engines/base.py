@@ -238,8 +238,16 @@ def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
 
 
 def box_of_group(deployment: Deployment) -> HardwareProfile:
-    """Returns the box that a tensor-parallel group of a deployment sees: with the AllReduce it may use and no other."""
-    return deployment.hardware.seen_by(deployment.plan.tp, all_reduce_preference(deployment))
+    """Returns the box that a tensor-parallel group of a deployment sees: with the AllReduce it may use and no other.
+
+    The range of other hosts' AllReduce is gone where every such curve was measured on the box itself.
+    """
+    box, usable = deployment.hardware, all_reduce_preference(deployment)
+    own = [c for c in box.collectives if c.op == "all_reduce" and c.ranks == deployment.plan.tp]
+    own = [curve for curve in own if curve.implementation in usable]
+    others = [curve for curve in box.collectives if curve.op != "all_reduce"]
+    spread = None if own and all(curve.own for curve in own) else box.all_reduce_range
+    return box.model_copy(update={"collectives": (*own, *others), "all_reduce_range": spread})
 
 
 def settle(

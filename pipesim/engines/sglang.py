@@ -120,8 +120,8 @@ def absorbs(deployment: Deployment, tokens: int, context: int) -> bool:
 
     models/deepseek_common/attention_backend_handler.py: a captured launch always does. Otherwise fa3, the default on
     Hopper, does over a short prefix, flashinfer and trtllm_mla on data centre Blackwell never, and Triton, the default
-    elsewhere, over any prefix (arg_groups/model_override_base.py `get_default_attn_backend`); trtllm_mla's launches are not
-    captured by default (arg_groups/cuda_graph_hook.py).
+    elsewhere, over any prefix (arg_groups/model_override_base.py `get_default_attn_backend`); launches of trtllm_mla
+    are not captured by default (arg_groups/cuda_graph_hook.py).
     """
     architecture = deployment.hardware.gpu.architecture
     if architecture == "sm_100":
