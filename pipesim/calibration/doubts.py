@@ -11,7 +11,7 @@ from pipesim.profiles.hardware import Gpu
 
 LEAST_REACHED = 0.15
 """Share of the roofline below which no large kernel of an engine is known to stay."""
-FULL_BLOCKS = 2048
+FULL_BLOCKS = 8192
 """Tokens from which experts' row blocks are mostly full."""
 SIBLINGS_APART = 2.0
 """Factor between the times of one kernel class in two stacks from which it is taken for another kernel."""
@@ -39,11 +39,12 @@ def doubts(fits: Sequence[KernelFit], gpu: Gpu) -> tuple[str, ...]:
 def _reached(fit: KernelFit, gpu: Gpu) -> float:
     """Returns the share of the roofline, its memory at the clock it runs at, that the best twentieth of rows reach.
 
-    Traffic that the L2 cache holds is not counted, nor rows of experts in blocks that are largely padding.
+    Traffic that the L2 cache may hold is not counted, nor rows of experts in blocks that are largely padding.
     """
     cases = fit.cases
-    cold = (cases.bytes > l2_bytes(cases.table.system)) & (cases.ceiling <= 1.0)
-    traffic = np.where(cold, cases.bytes + cases.serial_bytes, 0.0) / gpu.most_memory
+    read_once = cases.ceiling <= 1.0 and not cases.form.get("weight_reread")
+    cold = (cases.bytes > l2_bytes(cases.table.system)) & read_once
+    traffic = np.where(cold, cases.bytes, 0.0) / gpu.most_memory
     ideal = np.maximum(cases.flops / gpu.tensor_rate[cases.rate], traffic / gpu.memory_bandwidth)
     full = (cases.sizes >= FULL_BLOCKS) | (not fit.name.startswith("moe_"))
     return float(np.quantile(ideal[full] / cases.seconds[full], 0.95))
