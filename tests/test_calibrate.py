@@ -140,7 +140,9 @@ BOXES = {
 OTHER_KERNELS = {
     "h100_sxm": {"moe_mxfp4": "SGLang's Triton kernel dequantises; vLLM's is OpenAI's own for MXFP4"},
     "l40s": {"moe_mxfp4": "SGLang's Triton kernel dequantises; vLLM's is Marlin"},
-    "b200_sxm": {"moe_int4-g32@vllm": "Marlin computes with the instructions of Ampere, SGLang with TensorRT-LLM's kernel"},
+    "b200_sxm": {
+        "moe_int4-g32@vllm": "Marlin computes with the instructions of Ampere, SGLang with TensorRT-LLM's kernel"
+    },
 }
 """Classes that are seen to differ, and why: the tables name the kernels."""
 

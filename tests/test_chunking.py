@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.engines import ENGINES
 from pipesim.engines.chunk_sizer import ALIGNMENT, ChunkSizer, fitted
 from pipesim.errors import UsageError
 from pipesim.metrics import summarise
 from pipesim.prediction import deploy
+from pipesim.profiles.store import load_hardware
 from pipesim.workload import Batch, MixedStep, PrefillChunk, Workload
 from tests.conftest import BOX, KIMI, RunCli, predictor
 

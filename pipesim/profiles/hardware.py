@@ -21,7 +21,7 @@ class Gpu(Frozen):
     memory_bandwidth: BytesPerSecond
     """Quoted peak; efficiencies are relative to it."""
     memory_clock_bandwidth: BytesPerSecond | None = None
-    """What the memory clock gives that the cards run at, where it is not the quoted one: no kernel reads faster."""
+    """What the clock gives that the memory runs at, where it is not the quoted peak."""
     multiprocessors: int = Field(ge=1)
     architecture: str = ""
     """Compute capability, such as "sm_90": engines choose attention kernels by it. Left out where it is not known."""
@@ -286,12 +286,8 @@ class HardwareProfile(Frozen):
         parts += [(f"host.front_end.{name}", entry.source) for name, entry in self.host.front_end.items()]
         parts += [(f"efficiency.{name}", entry.source) for name, entry in self.efficiency.items()]
         parts += [(f"collectives[{i}]", entry.source) for i, entry in enumerate(self.collectives)]
-        if self.network:
-            parts.append(("network", self.network.source))
-        if self.all_reduce_range:
-            parts.append(("all_reduce_range", self.all_reduce_range.source))
-        if self.uncertainty.source:
-            parts.append(("uncertainty", self.uncertainty.source))
+        maybe = {"network": self.network, "all_reduce_range": self.all_reduce_range, "uncertainty": self.uncertainty}
+        parts += [(name, table.source) for name, table in maybe.items() if table is not None and table.source]
         for part, source in parts:
             if source not in self.sources:
                 raise ValueError(f'{part}.source names "{source}"; one of {sorted(self.sources)} is wanted')
