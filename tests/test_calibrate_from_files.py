@@ -92,7 +92,9 @@ def test_a_measured_all_reduce_ends_the_doubt_about_the_host(command: str, tmp_p
         assert after.seconds > 1.3 * before.seconds
 
     def answer(box: HardwareProfile, tp: int, **flags: object) -> tuple[float, list[str]]:
-        prediction = predictor(tp, 8 // tp, box, **flags).predict(Workload(32, 32, 8, 128), seeds=1)
+        prediction = predictor(tp, 8 // tp, box, mem_fraction_static=0.93, **flags).predict(
+            Workload(32, 32, 8, 128), seeds=1
+        )
         low, high = Confidence(prediction).interval("output_tokens_per_s")
         return high / low, [text for text in notes(prediction) if "property of the host" in text]
 
