@@ -120,6 +120,13 @@ class LatentDecode:
     """Elements of the rotary key beside it."""
     bytes_per_element: float
     launches: int = 2
+    queries: int = 1
+    """New tokens of a request: more than one where speculation verifies drafts."""
+
+    @property
+    def rows(self) -> int:
+        """Rows that attend to one request's KV: its query heads, each for every new token."""
+        return self.heads * self.queries
 
     @property
     def name(self) -> str:

@@ -211,8 +211,9 @@ class Predictor:
         tokens, finished = -(-prompt // launches), -(-requests // launches)
         before = workload.context_len + workload.cached_len
         attended = tokens * before + tokens * (workload.input_len - workload.cached_len + 1) // 2
-        context = finished * before
-        absorbed = context > 0 and self.engine.absorbs_context(self.deployment)
+        earlier = max(0, workload.input_len - workload.cached_len - tokens) // 2
+        context = finished * (before + earlier)
+        absorbed = self.engine.absorbs(self.deployment, tokens, context)
         return PrefillChunk(tokens, finished, attended, finished, context, absorbed), launches
 
     def operations(self, batch: Batch) -> Iterator[PricedOp]:

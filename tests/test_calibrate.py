@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pipesim.calibration import cases, curve_from_points, difference, write_prof
 from pipesim.calibration.box import CalibrationReport, calibration_text, fit_curves, fit_kernels
 from pipesim.calibration.cases import experts_op
 from pipesim.calibration.curves import CurveFit, fit_collectives
+from pipesim.calibration.doubts import doubts
 from pipesim.calibration.fit import KernelFit, fit_kernel, kernel_seconds, select
 from pipesim.calibration.solve import errors_of
 from pipesim.cost import CostModel
@@ -25,7 +27,7 @@ from pipesim.importers.kernel_tables import LatentRow, MoeRow
 from pipesim.ops import Experts, LatentDecode
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
-from pipesim.profiles.store import find, load_hardware
+from pipesim.profiles.store import available, find, load_hardware
 from pipesim.workload import DecodeStep
 
 pytest.importorskip("aiconfigurator_core")
@@ -91,7 +93,7 @@ class TestShippedConstants:
 
     def test_the_report_of_a_calibration_fits_a_terminal(self, profile: Path) -> None:
         fits, curves = tuple(kernel_fits().values()), tuple(curve_fits().values())
-        report = CalibrationReport(profile, SYSTEM, kernels.PACKAGE, fits, curves, "", False)
+        report = CalibrationReport(profile, SYSTEM, kernels.PACKAGE, fits, curves, (), "", False)
         text = calibration_text(report)
         assert max(map(len, text.splitlines())) <= 80
         for name in (*kernel_fits(), *curve_fits()):
@@ -125,6 +127,53 @@ class TestShippedConstants:
         fits = [*kernel_fits().values(), *curve_fits().values()]
         write_profile(profile, fits)
         assert difference(profile, fits) == ""
+
+
+BOXES = {
+    "rtx_pro_6000_server": SHIPPED,
+    "h100_sxm": "h100-sxm-x8",
+    "h200_sxm": "h200-sxm-x8",
+    "b200_sxm": "b200-sxm-x8",
+    "l40s": "l40s-x8",
+    "a100_sxm": "a100-sxm-x8",
+}
+OTHER_KERNELS = {
+    "h100_sxm": {"moe_mxfp4": "SGLang's Triton kernel dequantises; vLLM's is OpenAI's own for MXFP4"},
+    "l40s": {"moe_mxfp4": "SGLang's Triton kernel dequantises; vLLM's is Marlin"},
+    "b200_sxm": {
+        "moe_int4-g32@vllm": "Marlin computes with the instructions of Ampere, SGLang with TensorRT-LLM's kernel"
+    },
+}
+"""Classes that are seen to differ, and why: the tables name the kernels."""
+
+
+@pytest.mark.xdist_group("fits")
+@pytest.mark.parametrize("system", BOXES)
+def test_no_class_implies_rates_that_such_kernels_do_not_reach(system: str) -> None:
+    box = load_hardware(BOXES[system])
+    fits = kernel_fits() if system == SYSTEM else {fit.name: fit for fit in fit_kernels(system, box.gpu)}
+    found = doubts(tuple(fits.values()), box.gpu)
+    assert {text.partition(" takes ")[0].partition(":")[0] for text in found} == OTHER_KERNELS.get(system, {}).keys()
+    for name, fit in fits.items():
+        if name != "mla_absorb":  # its rows are warm, and its memory rate is that of cold products
+            shipped = {key: getattr(box.efficiency[name], key) for key in fit.constants}
+            assert furthest(fit, box, shipped) < SAME, name
+        assert box.efficiency[name].memory <= box.gpu.most_memory
+
+
+def test_a_kernel_priced_in_another_form_than_it_was_measured_in_is_doubted(box: HardwareProfile) -> None:
+    absorbed = kernel_fits()["mla_prefill_absorbed"].cases
+    as_expanded = replace(absorbed, kernel="mla_prefill", flops=absorbed.flops * 320 / 1088)
+    wrong, beside = fit_kernel([as_expanded], box.gpu), kernel_fits()["mla_prefill@vllm"]
+    assert any("mla_prefill takes" in text for text in doubts((wrong, beside), box.gpu))
+    twice = replace(absorbed, flops=absorbed.flops * 5)
+    assert any("of the peak" in text for text in doubts((fit_kernel([twice], box.gpu),), box.gpu))
+
+
+@pytest.mark.parametrize("name", sorted(available("hardware")))
+def test_no_box_reads_faster_than_the_clock_of_its_memory(name: str) -> None:
+    box = load_hardware(name)
+    assert max(entry.memory for entry in box.efficiency.values()) <= box.gpu.most_memory
 
 
 def small_gemm_error(box: HardwareProfile, left_out: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -222,22 +271,22 @@ class TestWriting:
 
     def test_comments_and_all_other_entries_stay(self, profile: Path, fit: KernelFit) -> None:
         before = profile.read_text(encoding="utf-8")
-        changed = before.replace("[efficiency.mla_prefill]\n", "[efficiency.mla_prefill]\n# mine\n").replace(
-            f"compute = {fit.constants['compute']}", "compute = 0.5 # guessed"
-        )
+        changed = before.replace(
+            "[efficiency.mla_prefill_absorbed]\n", "[efficiency.mla_prefill_absorbed]\n# mine\n"
+        ).replace(f"compute = {fit.constants['compute']}", "compute = 0.5 # guessed")
         assert changed.count("# mine") == changed.count("# guessed") == 1
         profile.write_text(changed, encoding="utf-8")
         write_profile(profile, [fit])
         after = profile.read_text(encoding="utf-8")
         comments = [line for line in changed.splitlines() if line.startswith("#")]
         assert [line for line in after.splitlines() if line.startswith("#")] == comments
-        assert load_hardware(str(profile)).efficiency["mla_prefill"].compute == fit.constants["compute"]
+        assert load_hardware(str(profile)).efficiency["mla_prefill_absorbed"].compute == fit.constants["compute"]
         assert "compute = 0.5" not in after
 
     def test_sources_name_package_version_table_and_errors(self, profile: Path, fit: KernelFit) -> None:
         write_profile(profile, [fit])
         loaded = load_hardware(str(profile))
-        text = loaded.sources[loaded.efficiency["mla_prefill"].source].text
+        text = loaded.sources[loaded.efficiency["mla_prefill_absorbed"].source].text
         for part in (kernels.PACKAGE, kernels.package_version(), SYSTEM, "mla", fit.cases.table.version, "left out"):
             assert part in text
 
@@ -267,7 +316,7 @@ class TestWriting:
     def test_constants_that_no_profile_may_have_are_not_written(self, profile: Path, fit: KernelFit) -> None:
         text = profile.read_text(encoding="utf-8")
         fit.constants["compute"] = 2.0
-        with pytest.raises(ProfileError, match=r"efficiency\.mla_prefill\.compute"):
+        with pytest.raises(ProfileError, match=r"efficiency\.mla_prefill_absorbed\.compute"):
             write_profile(profile, [fit])
         assert profile.read_text(encoding="utf-8") == text
 

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.engines import ENGINES
 from pipesim.engines.chunk_sizer import ALIGNMENT, ChunkSizer, fitted
 from pipesim.errors import UsageError
 from pipesim.metrics import summarise
 from pipesim.prediction import deploy
+from pipesim.profiles.store import load_hardware
 from pipesim.workload import Batch, MixedStep, PrefillChunk, Workload
 from tests.conftest import BOX, KIMI, RunCli, predictor
 
@@ -156,3 +158,24 @@ def test_the_answer_says_which_version_mixes_under_pp(run_cli: RunCli) -> None:
     arguments = ("--pp", 8, "--num-prompts", 4, "--concurrency", 2, "--output-len", 4, "--seeds", 1)
     assert "0.5.23" in run_cli("predict", *arguments, "--enable-mixed-chunk").out
     assert "0.5.23" not in run_cli("predict", *arguments).out
+
+
+@pytest.mark.parametrize(
+    ("hardware", "pp", "version", "tokens", "context", "absorbed"),
+    [
+        ("rtx-pro-6000-x8", 1, None, 8192, 0, True),  # a captured launch pins it
+        ("rtx-pro-6000-x8", 1, "0.5.10", 8192, 0, False),  # up to 2,048 tokens then, and not of vision models
+        ("rtx-pro-6000-x8", 4, None, 8192, 0, False),  # Triton without a prefix
+        ("rtx-pro-6000-x8", 4, None, 8192, 1, True),  # and with one
+        ("h200-sxm-x8", 2, None, 4096, 0, False),  # FlashAttention 3 expands a new prompt,
+        ("h200-sxm-x8", 2, None, 4096, 4096, True),  # not over a short prefix,
+        ("h200-sxm-x8", 2, None, 4096, 8192, False),  # and again over a long one
+        ("b200-sxm-x8", 1, None, 8192, 8192, False),
+    ],
+)
+def test_sglang_attends_to_the_latent_by_backend_and_by_captured_prefill(
+    hardware: str, pp: int, version: str | None, tokens: int, context: int, absorbed: bool
+) -> None:
+    deployment = deploy(KIMI, load_hardware(hardware), ParallelPlan(8 // pp, pp), EngineSettings(version=version))
+    assert ENGINES["sglang"].absorbs(deployment, tokens, context) == absorbed
+    assert not ENGINES["vllm"].absorbs(deployment, tokens, context)

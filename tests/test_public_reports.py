@@ -231,7 +231,7 @@ def test_r20_pipeline_stages_over_nodes_prefill_a_long_prompt_over_three_times_a
     """LMSYS, January 2026: DeepSeek-V3 on H20, PP4×TP8 3.31 times TP8 with dynamic chunks of 12k."""
     load = Workload(concurrency=1, num_prompts=1, input_len=131_072, output_len=1)
     nodes, node = load_hardware("h20-sxm-x8-n4"), load_hardware("h20-sxm-x8")
-    settings = {"mem_fraction_static": 0.95, "chunked_prefill_size": 12_288}
+    settings = {"mem_fraction_static": 0.95, "chunked_prefill_size": 12_288, "version": "0.5.8"}
     alone = prefill_time(ask("deepseek-v3", node, load, ParallelPlan(8, 1), **settings))
     fixed, dynamic = (
         prefill_time(ask("deepseek-v3", nodes, load, ParallelPlan(8, 4), **settings, enable_dynamic_chunking=sized))

@@ -122,8 +122,8 @@ def test_the_host_launches_drafter_and_verification_behind_a_captured_pass(
 def test_older_sglang_runs_its_rounds_one_by_one(kimi: ModelProfile, box: HardwareProfile) -> None:
     load = Workload(16, 16, 512, 64)
 
-    def rate(version: str | None) -> float:
+    def step(version: str | None) -> float:  # the prompts' attention changes its form between these versions
         flags = EngineSettings(speculative_acceptance=(0.6,), version=version)
-        return summarise(Predictor(deploy(kimi, box, ParallelPlan(8, 1), flags)).simulate(load, 0)).output_tokens_per_s
+        return summarise(Predictor(deploy(kimi, box, ParallelPlan(8, 1), flags)).simulate(load, 0)).step_time_s
 
-    assert rate("0.5.10.post1") < rate("0.5.14") == rate(None)
+    assert step("0.5.10.post1") > step("0.5.14") == step(None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from pipesim.calibration import cases
 from pipesim.calibration.cases import Cases
 from pipesim.calibration.curves import CurveFit, fit_collectives
+from pipesim.calibration.doubts import doubts
 from pipesim.calibration.fit import KernelFit, fit_kernel, with_memory
 from pipesim.calibration.grouped_cases import grouped_cases
 from pipesim.calibration.solve import Errors
@@ -17,6 +18,8 @@ from pipesim.profiles.hardware import Gpu
 from pipesim.profiles.store import check_hardware_document, read_toml
 
 WIDTH = 80
+SMALL_KERNEL = 2.2e-6
+"""GPU time [s] of a small kernel inside a measured block."""
 GEMM_FORMATS = {"fp8": ["fp8_block", "fp8"], "nvfp4": ["nvfp4"]}
 """Number formats of the tables by storage, the preferred one first."""
 
@@ -31,6 +34,8 @@ class CalibrationReport:
     """The package of the tables, with its version."""
     kernels: tuple[KernelFit, ...]
     curves: tuple[CurveFit, ...]
+    doubts: tuple[str, ...]
+    """Classes that look as if their rows measured another kernel."""
     difference: str
     """Unified diff of the profile."""
     written: bool
@@ -49,7 +54,8 @@ def calibrate_hardware(profile_path: Path, system: str, dry_run: bool) -> Calibr
     if not dry_run and changes:
         write_profile(profile_path, [*fits, *curves])
     package = f"{kernels.PACKAGE} {kernels.package_version()}"
-    return CalibrationReport(profile_path, system, package, fits, curves, changes, not dry_run and bool(changes))
+    written = not dry_run and bool(changes)
+    return CalibrationReport(profile_path, system, package, fits, curves, doubts(fits, gpu), changes, written)
 
 
 def fit_kernels(system: str, gpu: Gpu) -> tuple[KernelFit, ...]:
@@ -63,6 +69,7 @@ def fit_kernels(system: str, gpu: Gpu) -> tuple[KernelFit, ...]:
     found += [cases.gemm_cases(system, storage, GEMM_FORMATS[storage]) for storage in narrow]
     found += [[attention] for attention in grouped_cases(system)]
     found += [cases.decode_cases(system, gpu, memory), cases.prefill_cases(system)]
+    found.append(cases.module_prefill_cases(system, gpu, gemm.constants, SMALL_KERNEL))
     fits = [gemm, *(fit_kernel(candidates, gpu) for candidates in found if candidates)]
     if absorb := cases.absorb_cases(system):
         note = "these rows are warm in L2, so the memory rate is that of the cold GEMMs; held-out errors are as is"
@@ -94,6 +101,8 @@ def calibration_text(report: CalibrationReport) -> str:
     lines += ["", f"{'collectives':<34}{'sizes':>7}{'mean':>8}{'held-out':>11}{'left out':>11}"]
     for curve in report.curves:
         lines += _lines(curve.name, curve.points, curve.errors)
+    for text in report.doubts:
+        lines += ["", *textwrap.wrap(f"doubtful: {text}", WIDTH)]
     changed = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in report.difference.splitlines())
     done = "written to" if report.written else "not written to"
     lines += ["", *textwrap.wrap(f"{changed} changed lines, {done} {report.profile}", WIDTH, break_long_words=False)]

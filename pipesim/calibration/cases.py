@@ -8,6 +8,8 @@ import numpy as np
 
 from pipesim.cost.attention import latent_decode_work, partial_result_bytes, split_tokens
 from pipesim.cost.experts import activation_bytes, counted_expert_work
+from pipesim.cost.roofline import roofline_seconds
+from pipesim.families.latent import absorbed_prefill_work, expanded_prefill_work
 from pipesim.importers import STACKS
 from pipesim.importers import kernel_tables as kernels
 from pipesim.importers.kernel_tables import AbsorbRow, GemmRow, LatentRow, MoeRow, Table
@@ -19,10 +21,23 @@ Array = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 LATENT, ROPE, NOPE, VALUE = 512, 64, 128, 128
 """MLA dimensions of DeepSeek-V3 and of the Kimi K2 family, which the tables are measured at."""
+HIDDEN, Q_RANK = 7168, 1536
+"""Of DeepSeek-V3, whose attention blocks are measured."""
+ABSORBED_KERNELS = frozenset({"triton", "flash_attention"})
+"""Kernels of the tables' context_mla rows that attend to the latent itself."""
+EXPANDED_MODULE = "FLASH_ATTN"
+"""Rows of vLLM's whole blocks that expand keys and values; short prompts go through the decode kernels."""
+SMALL_IN_BLOCK = 4
+"""Norms, rotary embedding and KV write of a block."""
 HEADS = (8, 16, 32, 64)
 """Heads on a rank of the decode rows used."""
-SHORTEST, LONGEST = 512, 131072
+SHORTEST, LONGEST = 64, 131072
 """KV lengths of the decode rows used."""
+FEW_KV_BYTES = 8e6
+"""KV that takes some microseconds to read from anywhere."""
+COLD = f"colder than L2 or below {FEW_KV_BYTES / 1e6:.0f} MB"
+FEW_EXPERT_BYTES = 16e6
+"""Weights of the experts that a small call reads in some microseconds from anywhere."""
 BLANK = Efficiency.model_validate({"compute": 1.0, "memory": 1.0, "floor": "0 s", "fit_error": 0.0, "source": ""})
 """An entry to fill in."""
 TOKEN_BANDS = (1, 32, 128, 512, 2048)
@@ -91,19 +106,23 @@ def gemm_cases(system: str, storage: str, dtypes: Sequence[str]) -> list[Cases]:
 
 
 def expert_cases(system: str, storage: str, stack: str) -> list[Cases]:
-    """Returns routed experts that read more than the L2 cache: with weights read once, and again per row block."""
+    """Returns routed experts that read more than the L2 cache, or little: with weights read once, and per row block.
+
+    The little show what a call takes at least; between, weights stay in L2 from one timed call to the next.
+    """
     table = kernels.find_table(system, "moe", "moe", [stack])
     dtype, wanted, text = MOE_ROWS[storage]
     l2 = kernels.l2_bytes(system)
     rows = []
     for row in kernels.read_moe(table.path, dtype) if table else ():
         op = experts_op(row, storage)
-        if wanted(row) and op.weights_per_expert * op.bytes_per_weight * np.count_nonzero(collector_rows(row)) > l2:
+        size = op.weights_per_expert * op.bytes_per_weight * np.count_nonzero(collector_rows(row))
+        if wanted(row) and not FEW_EXPERT_BYTES < size <= l2:
             rows.append((row, op))
     if table is None or not rows:
         return []
     kernel = f"moe_{storage}" if stack == STACKS[0] else f"moe_{storage}@{stack}"
-    text = f"{storage}, {text}, TP 1 to 8, three routings, weights read above {l2 / 2**20:.0f} MiB"
+    text = f"{storage}, {text}, TP 1 to 8, three routings, weights above {l2 / 2**20:.0f} MiB or below 16 MB"
     candidates = []
     for reread in (0.0, 1.0):
         works = [counted_expert_work(op, collector_rows(row), reread) for row, op in rows]
@@ -114,16 +133,22 @@ def expert_cases(system: str, storage: str, stack: str) -> list[Cases]:
 
 
 def decode_cases(system: str, gpu: Gpu, ceiling: float) -> list[Cases]:
-    """Returns decode attention kernels of the default stack, or the first that timed the kernel alone."""
-    table = kernels.find_table(system, "mla", "generation_mla", (STACKS[0], STACKS[2]))
+    """Returns decode attention kernels of the default stack; TensorRT-LLM's does not split the KV."""
+    table = kernels.find_table(system, "mla", "generation_mla", STACKS[:1])
     rows = kernels.read_latent(table.path) if table else ()
-    chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST]
+    chosen = [row for row in rows if row.heads in HEADS and SHORTEST <= row.kv_tokens <= LONGEST and _cold(row, system)]
     if table is None or not chosen:
         return []
-    text = f"BF16 KV of {SHORTEST} to {LONGEST} tokens, {HEADS[0]} to {HEADS[-1]} heads"
+    text = f"BF16 KV of {SHORTEST} to {LONGEST} tokens, {COLD}, {HEADS[0]} to {HEADS[-1]} heads"
     return [
         replace(latent_cases("mla_decode", table, text, chosen, gpu, form), ceiling=ceiling) for form in SPLIT_RULES
     ]
+
+
+def _cold(row: LatentRow, system: str) -> bool:
+    """Whether the KV is too large to stay in the L2 cache between timed calls, or so small that it does not matter."""
+    size = row.requests * row.kv_tokens * (LATENT + ROPE) * row.element_bytes
+    return size > kernels.l2_bytes(system) or size < FEW_KV_BYTES
 
 
 def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling: float) -> list[Cases]:
@@ -137,12 +162,19 @@ def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling
     for row in rows:
         shortest = base[row.heads, row.requests]
         extra = row.seconds - shortest.seconds
-        inside = row.heads in HEADS and row.requests <= 256 and SHORTEST <= row.kv_tokens <= LONGEST + 1
+        inside = (
+            row.heads in HEADS
+            and row.requests <= 256
+            and SHORTEST <= row.kv_tokens <= LONGEST + 1
+            and _cold(row, system)
+        )
         if inside and shortest.kv_tokens <= 4 and extra > 0:
             chosen.append(row._replace(seconds=extra + floor))
     if table is None or not chosen:
         return []
-    text = f"whole blocks with BF16 KV of {SHORTEST} to {LONGEST} tokens less those of 3 tokens, 1 to 256 requests"
+    text = (
+        f"whole blocks with BF16 KV of {SHORTEST} to {LONGEST} tokens, {COLD}, less those of 3 tokens, to 256 requests"
+    )
     kernel = f"mla_decode@{stack}"
     return [
         replace(latent_cases(kernel, table, text, chosen, gpu, form), ceiling=ceiling, known_floor=floor)
@@ -151,23 +183,70 @@ def module_decode_cases(system: str, gpu: Gpu, stack: str, floor: float, ceiling
 
 
 def prefill_cases(system: str) -> list[Cases]:
-    """Returns prefill attention kernels without a prefix, from 128 tokens."""
+    """Returns prefill attention kernels without a prefix, from 128 tokens, in the form that the table's kernel has.
+
+    SGLang's Triton and FlashAttention rows time attention to the latent itself, 576 and 512 dimensions a head; those of
+    TensorRT-LLM's kernel time expanded keys and values. The other form would give rates of a fifth of what such kernels
+    reach, or above the peak.
+    """
     table = kernels.find_table(system, "mla", "context_mla", (STACKS[0], STACKS[2]))
     rows = [row for row in (kernels.read_latent(table.path) if table else ()) if row.new_tokens >= 128]
     rows = [row for row in rows if row.heads in HEADS]
     if table is None or not rows:
         return []
-    per_pair, per_token = 2.0 * (NOPE + ROPE + VALUE), 2.0 * (2 * (NOPE + ROPE) + 2 * VALUE)
-    works = [
-        Work(
-            per_pair * row.heads * row.requests * row.new_tokens * (row.new_tokens + 1) / 2,
-            per_token * row.heads * row.requests * row.new_tokens,
-        )
-        for row in rows
-    ]
-    text = f"prompts of 128 tokens and more, {HEADS[0]} to {HEADS[-1]} heads"
-    measured = [(row.new_tokens, row.seconds) for row in rows]
-    return [make_cases("mla_prefill", table, text, works, measured, LENGTH_BANDS)]
+    absorbed = rows[0].kernel in ABSORBED_KERNELS
+    work = absorbed_prefill_work if absorbed else expanded_prefill_work
+    dims = (LATENT, ROPE) if absorbed else (NOPE + ROPE, VALUE)
+    form = f"absorbed, kernel {rows[0].kernel}" if absorbed else "keys and values expanded"
+    text = f"prompts of 128 tokens and more, {HEADS[0]} to {HEADS[-1]} heads, {form}"
+    return [_prefill("mla_prefill_absorbed" if absorbed else "mla_prefill", table, text, rows, work, dims)]
+
+
+def module_prefill_cases(system: str, gpu: Gpu, gemm: dict[str, float], small_kernel: float) -> list[Cases]:
+    """Returns expanded attention inside whole blocks: the block's time less that of its products, as pipesim has them.
+
+    From 2,048 tokens, since in shorter prompts little of a block is attention, and where it is a third or more.
+    """
+    table = kernels.find_table(system, "mla", "mla_context_module", STACKS[1:2])
+    rows = [row for row in (kernels.read_latent(table.path) if table else ()) if row.kernel == EXPANDED_MODULE]
+    rows = [row for row in rows if row.heads in HEADS and row.new_tokens >= 2048]
+    if table is None or not rows:
+        return []
+    products = np.array([_products_seconds(row, gpu, gemm) for row in rows]) + SMALL_IN_BLOCK * small_kernel
+    rest = [(row, row.seconds - float(other)) for row, other in zip(rows, products, strict=True)]
+    rows = [row._replace(seconds=left) for row, left in rest if left > row.seconds / 3.0]
+    text = f"whole blocks of 2048 tokens and more less their products, {HEADS[0]} to {HEADS[-1]} heads, expanded"
+    dims = (NOPE + ROPE, VALUE)
+    return [_prefill(f"mla_prefill@{STACKS[1]}", table, text, rows, expanded_prefill_work, dims)] if rows else []
+
+
+def _products_seconds(row: LatentRow, gpu: Gpu, gemm: dict[str, float]) -> float:
+    """Returns the time [s] of the four products of a block (families/latent.py) by the constants of cold GEMMs."""
+    m, h = row.requests * row.new_tokens, row.heads
+    shapes = (
+        (Q_RANK + LATENT + ROPE, HIDDEN),
+        (h * (NOPE + ROPE), Q_RANK),
+        (h * (NOPE + VALUE), LATENT),
+        (HIDDEN, h * VALUE),
+    )
+    efficiency = BLANK.model_copy(update=gemm)
+    works = [Work(2.0 * m * n * k, 2.0 * n * k + 2.0 * m * (n + k)) for n, k in shapes]
+    return sum(roofline_seconds(work, gpu, efficiency)[0] for work in works)
+
+
+def _prefill(
+    kernel: str,
+    table: Table,
+    text: str,
+    rows: Sequence[LatentRow],
+    work: Callable[[int, int, int, float, float, float], Work],
+    dims: tuple[int, int],
+) -> Cases:
+    works = []
+    for row in rows:
+        tokens = row.requests * row.new_tokens
+        works.append(work(row.heads, *dims, tokens, tokens * (row.new_tokens + 1) / 2, tokens))
+    return make_cases(kernel, table, text, works, [(row.new_tokens, row.seconds) for row in rows], LENGTH_BANDS)
 
 
 def absorb_cases(system: str) -> list[Cases]:
@@ -248,8 +327,12 @@ def latent_cases(
     ops = [latent_op(row) for row in chosen]
     works = [latent_decode_work(op, gpu.multiprocessors, rule.head_block) for op in ops]
     cases = make_cases(kernel, table, rows, works, [(row.kv_tokens, row.seconds) for row in chosen], LENGTH_BANDS)
-    serial = np.array([partial_result_bytes(op, rule) for op in ops])
-    return replace(cases, serial_bytes=serial, split_tokens=np.array([split_tokens(op, rule) for op in ops]), form=form)
+    return replace(
+        cases,
+        serial_bytes=np.array([partial_result_bytes(op, rule) for op in ops]),
+        split_tokens=np.array([split_tokens(op, rule) for op in ops]),
+        form=form,
+    )
 
 
 RATES = {"fp8": "fp8", "nvfp4": "fp4"}

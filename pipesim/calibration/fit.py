@@ -132,7 +132,7 @@ def _solve(cases: Cases, gpu: Gpu, starts: Sequence[Array], tolerance: float = 1
         difference: Array = np.log(kernel_seconds(cases, gpu, constants)) - measured
         return difference
 
-    high = {**HIGHEST, "memory": cases.ceiling}
+    high = {**HIGHEST, "memory": cases.ceiling if cases.ceiling > 1.0 else min(cases.ceiling, gpu.most_memory)}
     return least_squares(
         residuals, starts, np.log([LOWEST[name] for name in names]), np.log([high[name] for name in names]), tolerance
     )

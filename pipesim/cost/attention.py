@@ -9,10 +9,11 @@ from pipesim.profiles.hardware import Efficiency
 def latent_decode_work(op: LatentDecode, multiprocessors: int, head_block: int) -> Work:
     """Returns the work of the attention itself.
 
-    Heads run in blocks (of 16 in SGLang layers/attention/triton_ops/decode_attention.py), and every block of heads
-    reads the KV again; while the batch leaves multiprocessors idle those reads meet in the L2 cache.
+    Rows (heads, for every token that is verified) run in blocks (of 16 in SGLang
+    layers/attention/triton_ops/decode_attention.py), and every block reads the KV again; while the batch leaves
+    multiprocessors idle those reads meet in the L2 cache.
     """
-    blocks = ceil(op.heads / head_block)
+    blocks = ceil(op.rows / head_block)
     tokens = op.requests * op.kv_tokens
     flops = 2.0 * blocks * head_block * (2 * op.latent + op.rope) * tokens
     rereads = (blocks - 1) / (1.0 + (multiprocessors / op.requests) ** 2)
@@ -21,7 +22,7 @@ def latent_decode_work(op: LatentDecode, multiprocessors: int, head_block: int) 
 
 def partial_result_bytes(op: LatentDecode, efficiency: Efficiency) -> float:
     """Returns the traffic [B] of the splits' partial results: FP32 value and one sum, written and read."""
-    return 2.0 * 4 * op.requests * op.heads * efficiency.kv_splits * (op.latent + 1)
+    return 2.0 * 4 * op.requests * op.rows * efficiency.kv_splits * (op.latent + 1)
 
 
 def split_tokens(op: LatentDecode, efficiency: Efficiency) -> float:

@@ -213,8 +213,8 @@ class Engine:
     """(deployment, KV capacity) → most requests that decode in one slot."""
     slots_are_flags: bool
     """Whether a slot cap and an async depth are flags of the engine."""
-    absorbs_context: Callable[[Deployment], bool]
-    """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
+    absorbs: Callable[[Deployment, int, int], bool]
+    """(deployment, prompt tokens, tokens in the KV cache) → whether they attend to the latent itself (MLA)."""
     last_worker_waits: Callable[[Deployment], bool]
     """Whether the last stage's GPU waits for its own worker's turn before the next launch."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
@@ -238,8 +238,16 @@ def all_reduce_preference(deployment: Deployment) -> tuple[Implementation, ...]:
 
 
 def box_of_group(deployment: Deployment) -> HardwareProfile:
-    """Returns the box that a tensor-parallel group of a deployment sees: with the AllReduce it may use and no other."""
-    return deployment.hardware.seen_by(deployment.plan.tp, all_reduce_preference(deployment))
+    """Returns the box that a tensor-parallel group of a deployment sees: with the AllReduce it may use and no other.
+
+    The range of other hosts' AllReduce is gone where every such curve was measured on the box itself.
+    """
+    box, usable = deployment.hardware, all_reduce_preference(deployment)
+    own = [c for c in box.collectives if c.op == "all_reduce" and c.ranks == deployment.plan.tp]
+    own = [curve for curve in own if curve.implementation in usable]
+    others = [curve for curve in box.collectives if curve.op != "all_reduce"]
+    spread = None if own and all(curve.own for curve in own) else box.all_reduce_range
+    return box.model_copy(update={"collectives": (*own, *others), "all_reduce_range": spread})
 
 
 def settle(

@@ -19,9 +19,6 @@ def prompts_together(chunks: Sequence[PrefillChunk]) -> PrefillChunk:
 class PromptQueue:
     """Queue, KV cache and prompts of one run; an engine adds admission and decoding."""
 
-    absorbs_context = False
-    """Whether a prompt with tokens in the KV cache attends to the latent itself (MLA)."""
-
     def __init__(self, loop: LoopShape, rows: int, kv_capacity: int, settings: EngineSettings) -> None:
         self.loop = loop
         self.decode_gaps = DecodeGaps()
@@ -46,6 +43,10 @@ class PromptQueue:
 
     def measure(self, first_stage: Callable[[Batch], int]) -> None:
         """Times batches on the first stage before any request comes; most engines have no need to."""
+
+    def absorbs(self, tokens: int, context: int) -> bool:
+        """Returns whether prompt tokens beside `context` in the KV cache attend to the latent itself (MLA)."""
+        return False
 
     def admits(self, request: Request, slot: int, taken: float) -> bool:
         """Returns whether the engine lets a waiting request in, `taken` KV tokens being promised in this launch."""
@@ -81,7 +82,7 @@ class PromptQueue:
                 finished.append(request)
         if not requests:
             return None
-        absorbed = self.absorbs_context and context > 0
+        absorbed = self.absorbs(tokens, context)
         return Prompts(PrefillChunk(tokens, requests, attended, len(finished), context, absorbed), finished)
 
     def _admit(self, slot: int, places: int, promised: float) -> Request | None:

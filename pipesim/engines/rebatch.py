@@ -46,13 +46,17 @@ class RebatchPolicy(PromptQueue):
     def __init__(self, deployment: Deployment, kv_capacity: int) -> None:
         self._rows = sglang.max_running_requests(deployment, kv_capacity)
         super().__init__(loop_shape(deployment), self._rows, kv_capacity, deployment.engine)
-        self.absorbs_context = sglang.absorbs_context(deployment)
         self._budget = memory.prefill_budget(deployment)
         self._captured = memory.captured_batches(deployment)
         self._gained = deployment.engine.tokens_per_step
         self._uncommitted: float = kv_capacity
         self._steps_left: dict[Request, int] = {}
         self._decodes: dict[tuple[int, int], DecodeStep] = {}
+        self._deployment = deployment
+
+    def absorbs(self, tokens: int, context: int) -> bool:
+        """Returns whether prompt tokens attend to the MLA latent itself."""
+        return sglang.absorbs(self._deployment, tokens, context)
 
     def form(self, stage: int, waiting: deque[Parcel]) -> StageBatch | None:
         """Returns all decode steps that wait, and prompts in their order up to the chunk budget.
@@ -174,7 +178,7 @@ ENGINE = Engine(
     decode_batch=sglang.ENGINE.decode_batch,
     most_in_slot=lambda _, kv_capacity: kv_capacity,
     slots_are_flags=False,
-    absorbs_context=sglang.absorbs_context,
+    absorbs=sglang.absorbs,
     last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )

@@ -4,6 +4,7 @@ Read from SGLang 0.5.10.post1 and 0.5.23; each function names the file it follow
 """
 
 from collections.abc import Callable
+from math import inf
 
 from pipesim.deployment import Deployment
 from pipesim.engines.attention_ranks import AttentionRanks
@@ -13,6 +14,7 @@ from pipesim.engines.sglang_memory import (
     MAX_PREFILL_TOKENS,
     SHARE,
     captured_batches,
+    captured_prefill_tokens,
     chunked_prefill_size,
     kv_capacity_tokens,
     prefill_budget,
@@ -37,6 +39,8 @@ OVERLAPS_ROUNDS = (0, 5, 14)
 CHUNK_KEEPS_ITS_ROW = (0, 5, 23)
 """First version in which a prompt in progress is not counted once more against the free rows of requests
 (managers/scheduler.py `get_num_allocatable_reqs`; 0.5.10.post1 to 0.5.22 count it)."""
+EXPANDED_PREFIX = 8192
+"""Tokens in the KV cache from which fa3 expands them (srt/environ.py `SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD`)."""
 
 
 def layer_partition(layers: int, stages: int) -> tuple[int, ...]:
@@ -111,14 +115,19 @@ def decode_slots(deployment: Deployment, workload: Workload, kv_capacity: int) -
     return min(slots, -(-in_server // requests)), requests
 
 
-def absorbs_context(deployment: Deployment) -> bool:
-    """Returns whether a prompt with tokens in the KV cache attends to the MLA latent itself.
+def absorbs(deployment: Deployment, tokens: int, context: int) -> bool:
+    """Returns whether prompt tokens attend to the MLA latent itself, or to keys and values expanded from it.
 
-    The Triton backend does (models/deepseek_common/attention_backend_handler.py `handle_attention_triton`), which is
-    the default but on Hopper (fa3) and data centre Blackwell (flashinfer): arg_groups/model_override_base.py
-    `get_default_attn_backend`. These expand keys and values of a long prefix chunk by chunk.
+    models/deepseek_common/attention_backend_handler.py: a captured launch always does. Otherwise fa3, the default on
+    Hopper, does over a short prefix, flashinfer and trtllm_mla on data centre Blackwell never, and Triton, the default
+    elsewhere, over any prefix (arg_groups/model_override_base.py `get_default_attn_backend`); launches of trtllm_mla
+    are not captured by default (arg_groups/cuda_graph_hook.py).
     """
-    return deployment.hardware.gpu.architecture not in {"sm_90", "sm_100"}
+    architecture = deployment.hardware.gpu.architecture
+    if architecture == "sm_100":
+        return False
+    captured = tokens <= captured_prefill_tokens(deployment) and not deployment.engine.enable_mixed_chunk
+    return captured or 0 < context < (EXPANDED_PREFIX if architecture == "sm_90" else inf)
 
 
 class SglangPolicy(SlotScheduler):
@@ -132,7 +141,6 @@ class SglangPolicy(SlotScheduler):
         ranks = deployment.plan.attention_dp
         rows = max_running_requests(deployment, kv_capacity) // ranks
         super().__init__(loop_shape(deployment), max(1, rows), kv_capacity // ranks, deployment.engine)
-        self.absorbs_context = absorbs_context(deployment)
         self._cap = max(1, micro_batch_cap(deployment, kv_capacity) // ranks)
         self._first_ratio = first_new_token_ratio(deployment)
         self._new_token_ratio = self._first_ratio
@@ -162,6 +170,10 @@ class SglangPolicy(SlotScheduler):
             positions = self._deployment.positions
             smooth = self._settings.dynamic_chunking_smooth_factor
             self._sizer = fitted(first_stage, base=base, smooth=smooth, most=MAX_PREFILL_TOKENS, positions=positions)
+
+    def absorbs(self, tokens: int, context: int) -> bool:
+        """Returns whether prompt tokens attend to the MLA latent itself."""
+        return absorbs(self._deployment, tokens, context)
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the slot's next micro-batch (scheduler.py `get_next_batch_to_run`): prefill goes before decode."""
@@ -270,7 +282,7 @@ ENGINE = Engine(
     decode_batch=_decode_batch,
     most_in_slot=micro_batch_cap,
     slots_are_flags=True,
-    absorbs_context=absorbs_context,
+    absorbs=absorbs,
     last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
 )

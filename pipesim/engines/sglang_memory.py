@@ -109,7 +109,7 @@ def captured_prefill_tokens(deployment: Deployment) -> int:
     """Returns the most prompt tokens of a captured launch, 0 where prefill is not captured.
 
     Captured by default unless there are pipeline stages or decode context parallelism, for latent attention up to 8,192
-    tokens (arg_groups/cuda_graph_hook.py `apply_cuda_graph_compatibility`, memory_hook.py).
+    tokens, 2,048 up to 0.5.14 (arg_groups/cuda_graph_hook.py `apply_cuda_graph_compatibility`, memory_hook.py).
     """
     plan, engine, vision = deployment.plan, deployment.engine, deployment.model.vision_tower > 0
     grouped = isinstance(deployment.model.attention, GqaAttention)
@@ -117,7 +117,8 @@ def captured_prefill_tokens(deployment: Deployment) -> int:
     there |= {"images": vision and grouped, "draft": engine.draft_tokens > 0}
     if not engine.cuda_graph or any(there[name] for name in by_version(VERSIONS, engine).uncaptured_prefill):
         return 0
-    return chunked_prefill_size(deployment) if grouped else min(8192, chunked_prefill_size(deployment))
+    latent = 2048 if engine.version_before((0, 5, 15)) else 8192
+    return chunked_prefill_size(deployment) if grouped else min(latent, chunked_prefill_size(deployment))
 
 
 def prefill_budget(deployment: Deployment) -> int:

@@ -71,10 +71,10 @@ def _attention_over_latent(
 ) -> list[StageOp]:
     if isinstance(batch, DecodeStep):
         return _latent_decode(model, attention, batch, heads, dcp)
-    element = STORAGE_BYTES[model.precision.kv_cache]
-    flops = 2.0 * heads * (attention.kv_elements + attention.kv_lora_rank) * batch.attended
-    read = batch.attended / batch.tokens * batch.requests
-    return [Compute("mla_prefill", "attention", "mla_prefill", Work(flops, element * attention.kv_elements * read))]
+    element, keys = STORAGE_BYTES[model.precision.kv_cache], batch.context + batch.tokens
+    latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
+    work = absorbed_prefill_work(heads, latent, rope, batch.tokens, batch.attended, keys, element)
+    return [Compute("mla_prefill", "attention", "mla_prefill_absorbed", work)]
 
 
 def _latent_decode(
@@ -82,12 +82,36 @@ def _latent_decode(
 ) -> list[StageOp]:
     element = STORAGE_BYTES[model.precision.kv_cache]
     latent, rope = attention.kv_lora_rank, attention.qk_rope_head_dim
-    attend = LatentDecode(batch.requests, -(-batch.kv_tokens // dcp), heads * dcp, latent, rope, element)
+    attend = LatentDecode(
+        batch.requests, -(-batch.kv_tokens // dcp), heads * dcp, latent, rope, element, queries=batch.queries
+    )
     return context_parallel(model, [attend], dcp, batch.tokens * heads * dcp, (attention.kv_elements, latent))
 
 
 def _prefill_attention(attention: MlaAttention, batch: PrefillChunk, heads: int) -> Compute:
     query = attention.qk_nope_head_dim + attention.qk_rope_head_dim
-    flops = 2.0 * heads * (query + attention.v_head_dim) * batch.attended
-    traffic = 2.0 * heads * (2 * query + 2 * attention.v_head_dim) * batch.tokens
-    return Compute("mla_prefill", "attention", "mla_prefill", Work(flops, traffic))
+    keys = batch.context + batch.tokens
+    work = expanded_prefill_work(heads, query, attention.v_head_dim, batch.tokens, batch.attended, keys)
+    return Compute("mla_prefill", "attention", "mla_prefill", work)
+
+
+def expanded_prefill_work(
+    heads: int, query: int, value: int, tokens: float, attended: float, keys: float, element: float = 2.0
+) -> Work:
+    """Returns the work of prefill attention over keys and values that each head has of its own, `keys` tokens of them.
+
+    `attended` pairs; queries and outputs of `tokens`, keys and values of `keys`, `element` bytes each.
+    """
+    return Work(2.0 * heads * (query + value) * attended, element * heads * (query + value) * (tokens + keys))
+
+
+def absorbed_prefill_work(
+    heads: int, latent: int, rope: int, tokens: float, attended: float, keys: float, element: float = 2.0
+) -> Work:
+    """Returns the work of prefill attention over the latent itself, which all heads share: no keys of their own.
+
+    Scores over latent + rope dimensions, values over latent (arXiv:2405.04434, section 2.1); queries and outputs in 16
+    bits, the latent of `keys` tokens in `element` bytes.
+    """
+    flops = 2.0 * heads * (2 * latent + rope) * attended
+    return Work(flops, 2.0 * heads * (2 * latent + rope) * tokens + element * (latent + rope) * keys)

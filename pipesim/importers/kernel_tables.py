@@ -75,6 +75,8 @@ class LatentRow(NamedTuple):
     """Tokens attended by the last new one, itself included."""
     element_bytes: float
     seconds: float
+    kernel: str = ""
+    """As the table names it: "triton", "FLASH_ATTN"."""
 
 
 class GroupedRow(NamedTuple):
@@ -196,7 +198,7 @@ def read_moe(path: Path, dtype: str) -> tuple[MoeRow, ...]:
 
 def read_latent(path: Path, storage: Sequence[str] = ("bfloat16",)) -> tuple[LatentRow, ...]:
     """Returns attention rows, kernels or modules with BF16 GEMMs, by number format of the KV. Raises ProfileError."""
-    wanted = ("num_heads", "batch_size", "isl", "step", "kv_cache_dtype", "latency")
+    wanted = ("num_heads", "batch_size", "isl", "step", "kv_cache_dtype", "kernel_source", "latency")
     where: dict[str, Sequence[object]] = {"kv_cache_dtype": storage}
     if "_module" in path.name:
         where["gemm_type"] = ["bfloat16"]
@@ -204,7 +206,8 @@ def read_latent(path: Path, storage: Sequence[str] = ("bfloat16",)) -> tuple[Lat
     new = columns["isl"]
     kv = [isl + step for isl, step in zip(new, columns["step"], strict=True)]
     element = [ELEMENT_BYTES[text] for text in columns["kv_cache_dtype"]]
-    return _rows(LatentRow, columns["num_heads"], columns["batch_size"], new, kv, element, _seconds(path, columns))
+    seconds, source = _seconds(path, columns), columns["kernel_source"]
+    return _rows(LatentRow, columns["num_heads"], columns["batch_size"], new, kv, element, seconds, source)
 
 
 def read_grouped(path: Path, head_dim: int = 128) -> tuple[GroupedRow, ...]:

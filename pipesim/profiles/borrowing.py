@@ -109,7 +109,7 @@ class _Lender:
         changed = {
             **entry,
             "compute": min(1.0, entry["compute"] * compute),
-            "memory": min(1.0, entry["memory"] * borrowing.memory),
+            "memory": min(self._most_memory(), entry["memory"] * borrowing.memory),
             "fit_error": self._widened(entry["fit_error"]),
             "source": self._source(entry["source"], relative, borrowing.profile, note=note),
         }
@@ -119,6 +119,11 @@ class _Lender:
             low, high = (parse_quantity(value, "s") * slower for value in entry["measured_seconds"])
             changed["measured_seconds"] = [f"{low!r} s", f"{high!r} s"]
         return changed
+
+    def _most_memory(self) -> float:
+        """The largest memory efficiency that the clock of the box's own memory allows."""
+        gpu = {"memory_clock_bandwidth": self.result["gpu"].get("memory_bandwidth")} | self.result["gpu"]
+        return min(1.0, _ratio({"gpu": gpu}, self.result, "gpu", "memory_clock_bandwidth", "memory_bandwidth"))
 
     def curves(self, linked: Document, name: str) -> None:
         """Curves between links of one kind; NVLink and PCIe have nothing to tell each other."""
@@ -163,10 +168,11 @@ class _Lender:
         return min(1.0, math.hypot(fit_error, self.borrowing.log_std * MEAN_ABSOLUTE_PER_STD))
 
 
-def _ratio(one: Document, other: Document, table: str, key: str) -> float:
+def _ratio(one: Document, other: Document, table: str, key: str, other_key: str = "") -> float:
     """Returns the quotient of one bandwidth of two boxes; 1 where one is not to be read, which validation names."""
     try:
-        first, second = (parse_quantity(document[table][key], "B/s") for document in (one, other))
+        given = one[table][key], other[table][other_key or key]
+        first, second = (parse_quantity(value, "B/s") for value in given)
         return first / second
     except (ValueError, KeyError, TypeError, ZeroDivisionError):
         return 1.0

@@ -1,6 +1,5 @@
 """A box: GPUs, links, topology, collectives, kernel efficiencies and host times, each with its source."""
 
-from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -21,12 +20,19 @@ class Gpu(Frozen):
     """Memory that the driver reports, for example "97887 MiB"."""
     memory_bandwidth: BytesPerSecond
     """Quoted peak; efficiencies are relative to it."""
+    memory_clock_bandwidth: BytesPerSecond | None = None
+    """What the clock gives that the memory runs at, where it is not the quoted peak."""
     multiprocessors: int = Field(ge=1)
     architecture: str = ""
     """Compute capability, such as "sm_90": engines choose attention kernels by it. Left out where it is not known."""
     tensor_rate: dict[str, FlopsPerSecond]
     """Dense matrix rate by number format ("bf16", "fp8"); efficiencies are relative to it."""
     source: str
+
+    @property
+    def most_memory(self) -> float:
+        """The largest memory efficiency that the memory's clock allows."""
+        return min(1.0, (self.memory_clock_bandwidth or self.memory_bandwidth) / self.memory_bandwidth)
 
 
 class Efficiency(Frozen):
@@ -109,7 +115,7 @@ class AllReduceRange(Frozen):
     slowest: float = Field(ge=1, le=1e3)
     """Factors on the time of this profile's curves."""
     gpu: str = ""
-    """What the names of all the GPUs begin with that the published boxes have; empty: this profile's alone."""
+    """What the names of the published boxes' GPUs begin with; empty: this profile's alone."""
     source: str
 
 
@@ -313,17 +319,6 @@ class HardwareProfile(Frozen):
 
     def __repr__(self) -> str:
         return f"HardwareProfile({self.name!r})"
-
-    def seen_by(self, ranks: int, implementations: Sequence[Implementation]) -> Self:
-        """Returns the box with no other AllReduce than that of one group of ranks, by what its engine may use.
-
-        The range of other hosts' AllReduce is gone where every such curve was measured on the box itself.
-        """
-        own = [c for c in self.collectives if c.op == "all_reduce" and c.ranks == ranks]
-        own = [c for c in own if c.implementation in implementations]
-        others = [c for c in self.collectives if c.op != "all_reduce"]
-        spread = None if own and all(curve.own for curve in own) else self.all_reduce_range
-        return self.model_copy(update={"collectives": (*own, *others), "all_reduce_range": spread})
 
     def with_all_reduce_scaled(self, factor: float) -> Self:
         """Returns the same box with AllReduce taking `factor` times as long at every size."""
