@@ -9,7 +9,8 @@ import random
 from statistics import fmean, median
 
 from pipesim.changes import advice, goal, with_flags
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import PipesimError
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.store import load_hardware, load_model

@@ -5,7 +5,8 @@ python benchmarks/best_split.py
 
 from collections.abc import Iterator
 
-from pipesim.deployment import EngineName, EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineName, EngineSettings
 from pipesim.errors import PipesimError
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.store import load_hardware, load_model

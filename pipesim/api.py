@@ -14,7 +14,7 @@ from pipesim.axes import Method
 from pipesim.calibration.apply import calibrate as calibrate_profile
 from pipesim.commands.plan import batch_job, objective, plan_question, prices
 from pipesim.commands.sweep import sweep_of
-from pipesim.deployment import EngineName
+from pipesim.engine_settings import EngineName
 from pipesim.errors import ProfileError, UsageError
 from pipesim.fitting import deploy
 from pipesim.keywords import axis_of, checked, context_of, documented, named, options

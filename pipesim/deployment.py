@@ -4,33 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipesim.engine_settings import (
-    DEFAULT_SMOOTH_FACTOR,
-    KV_CACHE_DTYPES,
-    SERVERS,
-    AllReduceChoice,
-    EngineName,
-    EngineSettings,
-    KvCacheDtype,
-    storage_of_kv_cache,
-)
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import InfeasibleDeployment, UsageError
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import GqaAttention, ModelProfile
-
-__all__ = [
-    "DEFAULT_SMOOTH_FACTOR",
-    "KV_CACHE_DTYPES",
-    "SERVERS",
-    "AllReduceChoice",
-    "Balancer",
-    "Deployment",
-    "EngineName",
-    "EngineSettings",
-    "KvCacheDtype",
-    "ParallelPlan",
-    "storage_of_kv_cache",
-]
 
 LARGEST_DEGREE = 4096
 FP8_BLOCK = 128

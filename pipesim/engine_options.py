@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pipesim.deployment import AllReduceChoice
+from pipesim.engine_settings import AllReduceChoice
 
 Cap = Annotated[int | None, typer.Option("--pp-max-micro-batch-size", help="Most requests in one micro-batch slot.")]
 Depth = Annotated[int, typer.Option("--pp-async-batch-depth", help="Slots beyond one per stage.")]

@@ -1,7 +1,8 @@
 """What a box can hold: a deployment with its layers and share of memory, or which GPU is short and what would fit."""
 
 from pipesim.cost.memory import kv_bytes_per_token, model_bytes, rank_memory
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, ProfileError

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,30 +42,11 @@ class Preset:
     all_at_once: bool = False
 
 
-PRESETS: dict[Like | None, Preset] = {
-    None: Preset(),
-    # sglang 0.5.23 benchmark/serving.py and datasets/common.py `compute_random_lens`; its ratio is 0 by default.
-    "sglang-bench": Preset(
-        "sglang.bench_serving, random lengths", 1024, 1024, range_ratio=0.0, ratio_below=True, num_prompts=1000
-    ),
-    # vllm 0.33.0 benchmarks/datasets/utils.py; for random data sets serve.py sets --ignore-eos by itself.
-    "vllm-bench": Preset(
-        "vllm bench serve, random lengths",
-        1024,
-        128,
-        range_ratio=0.0,
-        largest_ratio=math.nextafter(1.0, 0.0),
-        num_prompts=1000,
-    ),
-    # Means of the Azure conversation trace of 2023 (Patel et al., Splitwise, 2024); the spread lies between the 0.5 of
-    # its prompts and the 1.0 of its answers, by means over medians.
-    "chat": Preset("chat", 1155, 211, range_ratio=0.0, log_spread=0.8, ignore_eos=False, max_new_tokens=4096),
-    # Means and prefix hits of the tool-and-agent trace of Mooncake (Qin et al., FAST 2025); the spread is that of chat.
-    "agent": Preset(
-        "agents", 8596, 182, range_ratio=0.0, log_spread=0.8, ignore_eos=False, max_new_tokens=4096, cached=0.59
-    ),
-    "batch": Preset("a batch, all of it sent at once", num_prompts=512, ignore_eos=False, all_at_once=True),
+PRESETS: dict[str | None, Preset] = {None: Preset()} | {
+    like: Preset(**table)
+    for like, table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
+"""By the value of `--like`; what each rests on stands beside it."""
 
 
 def load_of(  # noqa: PLR0913 - what flags say of a load

@@ -5,7 +5,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipesim.deployment import DEFAULT_SMOOTH_FACTOR, AllReduceChoice, Balancer, EngineName, KvCacheDtype
+from pipesim.deployment import Balancer
+from pipesim.engine_settings import DEFAULT_SMOOTH_FACTOR, AllReduceChoice, EngineName, KvCacheDtype
 from pipesim.profiles.base import Frozen
 from pipesim.units import Seconds
 

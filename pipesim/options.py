@@ -9,15 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pipesim import engine_options as engine_flags
-from pipesim.deployment import (
-    DEFAULT_SMOOTH_FACTOR,
-    Balancer,
-    Deployment,
-    EngineName,
-    EngineSettings,
-    ParallelPlan,
-    storage_of_kv_cache,
-)
+from pipesim.deployment import Balancer, Deployment, ParallelPlan
+from pipesim.engine_settings import DEFAULT_SMOOTH_FACTOR, EngineName, EngineSettings, storage_of_kv_cache
 from pipesim.errors import PipesimError, UsageError
 from pipesim.fitting import deploy
 from pipesim.loads import WAVES, Like, load_of

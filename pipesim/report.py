@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from pipesim.changes import goal
@@ -76,26 +76,9 @@ def overload_json(found: Overload | None) -> dict[str, Any] | None:
 
 def workload_json(workload: Workload) -> dict[str, Any]:
     """Returns the load, as every answer names it."""
-    return {
-        "concurrency": workload.concurrency if workload.closed_loop else None,
-        "input_len": workload.input_len,
-        "output_len": workload.output_len,
-        "num_prompts": workload.num_prompts,
-        "random_range_ratio": workload.random_range_ratio,
-        "context_len": workload.context_len,
-        "request_rate": "inf" if workload.request_rate == math.inf else workload.request_rate,
-        "burstiness": workload.burstiness,
-        "max_concurrency": workload.max_concurrency,
-        "duration_s": workload.duration_s,
-        "prefix_cache_hit_rate": workload.prefix_cache_hit_rate,
-        "warm_up": workload.warm_up,
-        "steady": workload.steady,
-        "spacing_s": workload.spacing_s,
-        "ignore_eos": workload.ignore_eos,
-        "log_spread": workload.log_spread,
-        "like": workload.like or None,
-        "trace": str(workload.trace.path) if workload.trace else None,
-    }
+    found = {item.name: getattr(workload, item.name) for item in fields(workload)}
+    found["request_rate"] = "inf" if workload.request_rate == math.inf else workload.request_rate
+    return found | {"trace": str(workload.trace.path) if workload.trace else None, "like": workload.like or None}
 
 
 def metrics_json(prediction: Prediction) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import InfeasibleDeployment, PipesimError, ProfileError, UnpredictableRun, UsageError
 from pipesim.fitting import deploy
 from pipesim.measured import MeasuredRun, Runs

@@ -25,13 +25,8 @@ LIKELIEST_GAP_S, GAP_LOG_STD = 0.0005, math.log(4.0)
 
 Of the clients alone, as the front end has its own time for each: a benchmark's loop sends requests 0.1 to 0.2 ms apart,
 a client that encodes or opens a connection for each about 1 ms, people and slow clients further."""
-SCHEDULING = {
-    "cuda_graph", "pp_max_micro_batch_size", "pp_async_batch_depth", "max_running_requests", "chunked_prefill_size",
-    "mem_fraction_static", "gpu_memory_utilization", "cap_decodes_per_step", "kv_cache_dtype", "enable_mixed_chunk",
-    "prefill_decode_interval", "prefill_decode_interval_min_bs", "prefill_schedule_interval",
-    "schedule_conservativeness",
-}  # fmt: skip
-"""Flags that change no price of a batch; the storage of the KV cache is the model's."""
+PRICED = ("name", "version", "peer_access", "allreduce", "speculative_acceptance")
+"""Flags that change the price of a batch; the storage of the KV cache is the model's."""
 
 
 class SharedPrices:
@@ -42,9 +37,9 @@ class SharedPrices:
 
     def predictor(self, deployment: Deployment) -> Predictor:
         """Returns a predictor of a deployment."""
-        flags = tuple(item for item in deployment.engine.stated.items() if item[0] not in SCHEDULING)
+        flags = tuple(getattr(deployment.engine, name) for name in PRICED)
         plan = replace(deployment.plan, replicas=1, balancer="round-robin", layer_partition=None)
-        engine = deployment.engine.name, flags, deployment.async_scheduling
+        engine = flags, deployment.async_scheduling
         key = (_profiles(deployment), plan, deployment.layers, engine)
         if key not in self._pricers:
             self._pricers[key] = pricer_of(deployment)  # holds the profiles, so that their ids stay theirs

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from pipesim.changes import Change, changed, goal, log_ratios, ratio_variance, switched, with_flags
-from pipesim.deployment import Deployment, EngineSettings
+from pipesim.deployment import Deployment
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import all_reduce_preference, box_of_group
 from pipesim.errors import PipesimError
 from pipesim.fitting import deploy

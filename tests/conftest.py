@@ -9,7 +9,8 @@ import pytest
 from hypothesis import settings
 
 from pipesim import cli
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pipesim.changes import Change, advice, switched, with_flags
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import PipesimError
 from pipesim.hinges import hinges
 from pipesim.overload import overload

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pipesim.calibration import write_launch_time
 from pipesim.cost import CostModel
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import all_reduce_preference
 from pipesim.errors import InfeasibleDeployment, ProfileError, UsageError
 from pipesim.links import fair_shares, max_min_rates

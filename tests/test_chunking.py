@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.engines.chunk_sizer import ALIGNMENT, ChunkSizer, fitted
 from pipesim.errors import UsageError

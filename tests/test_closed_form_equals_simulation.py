@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesim.closed_form import bubble_fraction, cycle_time
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES, Policy, Request
 from pipesim.engines.base import LoopShape, settle
 from pipesim.passes import PassPrice, StagePrice

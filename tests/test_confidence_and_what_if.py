@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pipesim.cost.model import CONSTANTS_ALONE
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.measured import Runs
 from pipesim.partition import balanced_partition
 from pipesim.prediction import Prediction, Predictor, deploy

@@ -14,7 +14,8 @@ from pipesim.cost import Cost, CostModel
 from pipesim.cost.collectives import ALGORITHMS, curve_seconds
 from pipesim.cost.experts import block_rows, distinct_experts, expert_probabilities, expert_work, row_blocks
 from pipesim.cost.roofline import roofline_seconds
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import MissingEvidence

@@ -14,7 +14,8 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import Request
 from pipesim.engines.base import DecodeGaps
 from pipesim.errors import ProfileError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesim.cost.memory import model_bytes
-from pipesim.deployment import EngineSettings
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import PipesimError, ProfileError
 from pipesim.importers.bench import TOOLS, read_bench
 from pipesim.importers.bench.flags import acceptance_of, engine_of, plain, plan_of

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES, Request
 from pipesim.engines.slots import SlotScheduler
 from pipesim.metrics import summarise

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipesim.cost.memory import kv_bytes_per_token, rank_memory, weight_bytes
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES, sglang_memory, vllm_memory
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, UsageError

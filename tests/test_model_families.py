@@ -6,7 +6,8 @@ import pytest
 
 from pipesim.cost.experts import distinct_experts
 from pipesim.cost.memory import active_parameters, kv_bytes_per_token, model_bytes, parameters, weight_bytes
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import UsageError

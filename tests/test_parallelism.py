@@ -15,7 +15,8 @@ from pipesim.cost import CostModel
 from pipesim.cost.experts import expert_probabilities, expert_work
 from pipesim.cost.memory import kv_bytes_per_token, model_bytes, rank_memory, weight_bytes
 from pipesim.cost.placement import busiest_distinct, busiest_surplus
-from pipesim.deployment import Balancer, Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Balancer, Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.engines.sglang_memory import kv_capacity_tokens

@@ -17,7 +17,8 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.metrics import stage_loads
 from pipesim.plots import (
     ConcurrencyCurve,

@@ -5,7 +5,8 @@ Each test names the report and its check. Conditions that a report leaves out ar
 
 import pytest
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import InfeasibleDeployment
 from pipesim.prediction import Prediction, Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile

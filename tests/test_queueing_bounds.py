@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES, Request
 from pipesim.passes import PassPrice, StagePrice
 from pipesim.prediction import deploy

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipesim.closed_form import cycle_time
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES, Request
 from pipesim.engines.rebatch import RebatchPolicy
 from pipesim.metrics import summarise

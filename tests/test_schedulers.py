@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES, MicroBatch, Request, sglang, vllm
 from pipesim.engines.base import Policy
 from pipesim.engines.slots import SlotScheduler

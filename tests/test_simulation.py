@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.metrics import summarise
 from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile

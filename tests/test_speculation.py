@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesim.closed_form import cycle_time
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.metrics import summarise
 from pipesim.prediction import Predictor, deploy

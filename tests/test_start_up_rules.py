@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.errors import InfeasibleDeployment, UsageError
 from pipesim.launch.write import launch

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import PipesimError
 from pipesim.export import FLAG, Window, export_trace, parse_window
 from pipesim.prediction import Predictor, deploy

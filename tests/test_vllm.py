@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from pipesim.cost.memory import weight_bytes
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import vllm, vllm_memory
 from pipesim.metrics import summarise
 from pipesim.prediction import Predictor, deploy

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipesim.cost.memory import kv_bytes_per_token, model_bytes, rank_memory, weight_bytes
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines import ENGINES, vllm
 from pipesim.engines.base import settle
 from pipesim.engines.sglang import layer_partition, max_running_requests, micro_batch_cap

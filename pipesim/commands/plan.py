@@ -10,7 +10,7 @@ import typer
 from pipesim.asking import asks_openly
 from pipesim.commands.forms import plan_forms
 from pipesim.commands.shared import PICTURES, AnswerFile, Json, check_answer_file, print_json, progress, write_answer
-from pipesim.deployment import SERVERS, EngineName
+from pipesim.engine_settings import SERVERS, EngineName
 from pipesim.errors import UsageError
 from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
 from pipesim.planning.question import Job, Objective, Percentile, PlanQuestion, RankBy

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipesim.commands.shared import emit_document, note
-from pipesim.deployment import EngineName
+from pipesim.engine_settings import EngineName
 from pipesim.errors import PipesimError
 from pipesim.importers.supplied import DEFAULT_TOLERANCE, Supplied
 from pipesim.measured import Role

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines.share import MemoryShare
 from pipesim.profiles.hardware import HardwareProfile, Implementation
 from pipesim.profiles.model import ModelProfile

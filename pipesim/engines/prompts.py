@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from pipesim.deployment import EngineSettings
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines.base import DecodeGaps, LoopShape, Prompts, Request
 from pipesim.workload import Batch, PrefillChunk
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from pipesim.deployment import Deployment, EngineSettings
+from pipesim.deployment import Deployment
+from pipesim.engine_settings import EngineSettings
 
 MARGIN = 2.0 * 2**30
 """Memory [B] that the largest safe share leaves free beside what is known to be needed: fragments, kernels' modules,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import ceil
 
-from pipesim.deployment import EngineSettings
+from pipesim.engine_settings import EngineSettings
 from pipesim.engines.base import LoopShape, MicroBatch, Prompts, Request
 from pipesim.engines.prompts import PromptQueue
 from pipesim.workload import DecodeStep, mean_kv_tokens

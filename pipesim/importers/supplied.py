@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipesim.deployment import EngineName
+from pipesim.engine_settings import EngineName
 from pipesim.errors import UsageError
 from pipesim.measured import Role
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pipesim.deployment import KV_CACHE_DTYPES, Deployment
+from pipesim.deployment import Deployment
+from pipesim.engine_settings import KV_CACHE_DTYPES
 from pipesim.engines import ENGINES
 from pipesim.launch.base import Launch, LaunchLine, Reading, Rule, changes_unless, truth, whole
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
-from pipesim.deployment import EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import UsageError
 from pipesim.launch.base import Dialect, Reading, Unsupported, json_object
 from pipesim.launch.common import NCCL_TUNING, NCCL_TUNING_CHANGES, RELEVANT_VARIABLE

@@ -6,7 +6,8 @@ that both releases take it.
 
 from typing import Any
 
-from pipesim.deployment import DEFAULT_SMOOTH_FACTOR, Deployment
+from pipesim.deployment import Deployment
+from pipesim.engine_settings import DEFAULT_SMOOTH_FACTOR
 from pipesim.errors import UsageError
 from pipesim.launch import common
 from pipesim.launch.base import Dialect, Launch, Reading, keeps, number, partition, whole

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import product
 from math import log
 
-from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineName, EngineSettings
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
 from pipesim.partition import balanced_partition
 from pipesim.planning.evaluate import Candidate, Split, consider

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from pipesim.deployment import EngineName, EngineSettings, ParallelPlan
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineName, EngineSettings
 from pipesim.errors import UsageError
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile

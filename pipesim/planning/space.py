@@ -6,7 +6,8 @@ from itertools import product, zip_longest
 from math import ceil
 from typing import Any
 
-from pipesim.deployment import Deployment, EngineName, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineName, EngineSettings
 from pipesim.engines import ENGINES
 from pipesim.engines.base import settle
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, PipesimError, UsageError

@@ -213,10 +213,6 @@ class ModelProfile(Frozen):
             raise ValueError("dense_intermediate is 0; the columns of the MLP of its dense layers is wanted")
         return self
 
-    def layer_kind(self, index: int) -> LayerKind:
-        """Returns what a layer is made of."""
-        return _layer_kind(self.moe, self.attention, index)
-
     def layer_kinds(self, first: int = 0, count: int | None = None) -> Counter[LayerKind]:
         """Returns how many layers of each kind there are among `count` from the `first`, in the whole model if None."""
         last = self.layers if count is None else first + count

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipesim.axes import Method
-from pipesim.deployment import Deployment, EngineSettings, ParallelPlan
+from pipesim.deployment import Deployment, ParallelPlan
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import InfeasibleDeployment, MissingEvidence, UsageError
 from pipesim.fitting import deploy, needed_tokens
 from pipesim.planning.evaluate import consider

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pipesim.deployment import KV_CACHE_DTYPES
+from pipesim.engine_settings import KV_CACHE_DTYPES
 from pipesim.importers import RefusedError
 from pipesim.importers.bench.record import Fields, as_flag, as_number, as_table, shown
 

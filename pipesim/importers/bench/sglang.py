@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import fmean, pstdev
 from typing import Any
 
-from pipesim.deployment import EngineName
+from pipesim.engine_settings import EngineName
 from pipesim.importers import RefusedError
 from pipesim.importers.bench.flags import engine_of, plain, plan_of, speculation_of
 from pipesim.importers.bench.record import (
