@@ -117,9 +117,9 @@ def steady_state(  # noqa: PLR0913 - what a cycle hangs on
     decode_price = price(decode)
     cycle = cycle_time(decode_price, micro_batches, loop, idle_turn)
     prefill_cycle = cycle_time(price(prefill[0]), micro_batches, loop, idle_turn)
-    steps, prompt = (workload.output_len - 1) / tokens_per_step, workload.context_len + workload.input_len
-    outside = front_end.unqueued(prompt, requests)
-    serial = max(front_end.accept(prompt), (steps + 1) * front_end.per_output)
+    steps = (workload.output_len - 1) / tokens_per_step
+    outside = front_end.unqueued(workload.input_len, requests)
+    serial = max(front_end.accept(workload.input_len), (steps + 1) * front_end.per_output)
     generation = max(steps * cycle + prefill[1] * prefill_cycle + outside, micro_batches * requests * serial)
     return SteadyState(
         output_tokens_per_s=micro_batches * requests * workload.output_len / to_seconds(generation),

@@ -134,6 +134,11 @@ class LatentDecode:
         return "mla_decode"
 
     @property
+    def kernel(self) -> str:
+        """The kernel class: every table was measured with 16-bit KV."""
+        return "mla_decode" if self.bytes_per_element >= 2.0 else "mla_decode_fp8"
+
+    @property
     def category(self) -> Category:
         """Always attention."""
         return "attention"

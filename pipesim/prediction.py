@@ -76,7 +76,7 @@ class Prediction:
     def front_end_utilisation(self) -> float:
         """Share of the time that the busier of the two processes of a server's front end works."""
         load, plan = self.workload, self.deployment.plan
-        taken_in = self.mean("request_throughput_per_s") * self.front_end.accept(load.context_len + load.input_len)
+        taken_in = self.mean("request_throughput_per_s") * self.front_end.accept(load.input_len)
         steps = self.mean("output_tokens_per_s") / self.deployment.engine.tokens_per_step
         return to_seconds(max(taken_in, steps * self.front_end.per_output) / plan.replicas)
 
@@ -166,6 +166,7 @@ class Predictor:
                 spec.context_len,
                 spec.submit_ps,
                 max_new_tokens=spec.max_new_tokens,
+                sent_len=spec.sent_len,
                 ignore_eos=workload.ignore_eos,
             )
             for index, spec in enumerate(specs)

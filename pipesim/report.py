@@ -77,6 +77,7 @@ def overload_json(found: Overload | None) -> dict[str, Any] | None:
 def workload_json(workload: Workload) -> dict[str, Any]:
     """Returns the load, as every answer names it."""
     found = {item.name: getattr(workload, item.name) for item in fields(workload)}
+    found["concurrency"] = workload.concurrency if workload.closed_loop else None
     found["request_rate"] = "inf" if workload.request_rate == math.inf else workload.request_rate
     return found | {"trace": str(workload.trace.path) if workload.trace else None, "like": workload.like or None}
 

@@ -161,6 +161,8 @@ class RequestSpec(NamedTuple):
     """Tokens in the KV cache before."""
     max_new_tokens: int = 0
     """Most tokens that the client lets it generate, or 0 for no more than it will."""
+    sent_len: int = 0
+    """Prompt tokens that it brings as text: those to prefill and those that a prefix cache has."""
 
 
 @dataclass(frozen=True)
@@ -345,7 +347,7 @@ class Workload:
 
     def _request(self, submit_ps: int, input_len: int, output_len: int, cached: int) -> RequestSpec:
         allowed = max(self.max_new_tokens, output_len)
-        return RequestSpec(submit_ps, input_len - cached, output_len, self.context_len + cached, allowed)
+        return RequestSpec(submit_ps, input_len - cached, output_len, self.context_len + cached, allowed, input_len)
 
     def _gaps(self, generator: np.random.Generator, rate: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draws the times [s] between arrivals."""

@@ -76,7 +76,7 @@ def reached(front_end: FrontEndPrice, arrivals: Sequence[int], prompts: Iterable
     def client() -> Iterable[simpy.Event]:
         for index, (at, prompt) in enumerate(zip(arrivals, prompts, strict=True)):
             yield environment.timeout(at - int(environment.now))
-            server.submit(Request(index, prompt, 1, 0, at))
+            server.submit(Request(index, prompt, 1, 0, at, sent_len=prompt))
 
     environment.process(client())  # type: ignore[arg-type]
     environment.run()
@@ -92,7 +92,7 @@ def box_with(engine: str = "sglang", **times: float) -> HardwareProfile:
 
 def served(front_end: FrontEndPrice, prompts: Sequence[int], users: int) -> Timeline:
     """Runs a closed loop on a server of one place, where a prompt of n tokens takes n nanoseconds and is answered."""
-    requests = [Request(index, prompt, 1, 0, 0) for index, prompt in enumerate(prompts)]
+    requests = [Request(index, prompt, 1, 0, 0, sent_len=prompt) for index, prompt in enumerate(prompts)]
     return simulate(OneByOne(), price, requests, stages=1, users=users, idle_turn=0, front_end=front_end)
 
 

@@ -381,7 +381,8 @@ def test_a_log_of_nccl_tests_cut_in_the_middle_is_refused_at_its_line(run_cli: R
 def test_json_of_nccl_tests_and_a_test_that_no_price_needs(run_cli: RunCli) -> None:
     ran = run_cli("import", "nccl-tests", DATA / "nccl_two_tests_8.txt", "--json")
     assert "sendrecv" in ran.err
-    assert [curve["ranks"] for curve in ran.json["hardware"]["collectives"]] == [8]
+    curves = ran.json["hardware"]["collectives"]
+    assert [(curve["ranks"], curve["launch"]) for curve in curves] == [(8, "graph"), (8, "eager")]
 
 
 def test_nvlink_over_a_base_of_pcie_is_pointed_out(run_cli: RunCli) -> None:

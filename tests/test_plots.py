@@ -274,7 +274,8 @@ def test_a_pipeline_of_very_many_stages_names_some_of_them() -> None:
 
 @pytest.mark.parametrize("split", [(4, 2), (2, 4), (8, 1)], ids=str)
 def test_a_timeline_shows_as_much_prefill_as_the_whole_run_has(split: tuple[int, int]) -> None:
-    timeline = predictor(*split, mem_fraction_static=0.9).simulate(Workload(concurrency=64, num_prompts=256), 0)
+    ragged = Workload(concurrency=64, num_prompts=256, random_range_ratio=0.5)  # equal lengths prefill in waves
+    timeline = predictor(*split, mem_fraction_static=0.9).simulate(ragged, 0)
     begin, end = typical_window(timeline)
 
     def prefilling(window: tuple[int, int]) -> float:

@@ -330,7 +330,7 @@ def latent_cases(
     return replace(
         cases,
         serial_bytes=np.array([partial_result_bytes(op, rule) for op in ops]),
-        split_tokens=np.array([split_tokens(op, rule) for op in ops]),
+        split_tokens=np.array([split_tokens(op, rule, gpu.multiprocessors) for op in ops]),
         form=form,
     )
 

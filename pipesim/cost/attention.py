@@ -25,11 +25,15 @@ def partial_result_bytes(op: LatentDecode, efficiency: Efficiency) -> float:
     return 2.0 * 4 * op.requests * op.rows * efficiency.kv_splits * (op.latent + 1)
 
 
-def split_tokens(op: LatentDecode, efficiency: Efficiency) -> float:
-    """Returns the KV tokens that one split walks in sequence.
+def split_tokens(op: LatentDecode, efficiency: Efficiency, multiprocessors: int) -> float:
+    """Returns the KV tokens that one multiprocessor walks in sequence: those of a split, or of one in every wave.
 
     SGLang's Triton kernel makes 8 splits (`--triton-attention-num-kv-splits`) and vLLM's one of up to 512 tokens, then
     more, up to 64; the lengths are seen in the latency tables, not documented.
     """
     tokens = min(op.kv_tokens / efficiency.kv_splits, efficiency.longest_split)
-    return max(tokens, op.kv_tokens / efficiency.most_splits) if efficiency.most_splits else tokens
+    tokens = max(tokens, op.kv_tokens / efficiency.most_splits) if efficiency.most_splits else tokens
+    if not efficiency.waves or not tokens:
+        return tokens
+    blocks = op.requests * ceil(op.rows / efficiency.head_block) * ceil(op.kv_tokens / tokens)
+    return tokens * ceil(blocks / multiprocessors)

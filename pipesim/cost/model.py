@@ -27,7 +27,6 @@ from pipesim.ops import (
 )
 from pipesim.profiles.base import Basis
 from pipesim.profiles.hardware import Efficiency, HardwareProfile, Implementation, LaunchMode
-from pipesim.profiles.model import STORAGE_BYTES
 
 CONSTANTS_ALONE = "constants:"
 """Before a name in `CostModel.scale`: AllGathers are of the category "all_reduce", and have constants of their own."""
@@ -87,7 +86,7 @@ class CostModel:
                 flops, size = expert_work(op, self._efficiency(op.kernel).weight_reread)
                 return Work(flops, size + activation_bytes(op))
             case LatentDecode():
-                efficiency = self._efficiency("mla_decode")
+                efficiency = self._efficiency(op.kernel)
                 work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
                 return Work(work.flops, work.bytes + partial_result_bytes(op, efficiency))
             case SideStream():
@@ -108,7 +107,7 @@ class CostModel:
             case SideStream():
                 return self._efficiency(op.kernels[0].kernel).source
             case LatentDecode():
-                return self._efficiency("mla_decode").source
+                return self._efficiency(op.kernel).source
             case Collective():
                 curve = find_curve(self.hardware, op, self.launch, self.all_reduce)
                 return curve.source if curve else self.hardware.peer_links.source
@@ -164,13 +163,11 @@ class CostModel:
         return prices[0]._replace(seconds=seconds)
 
     def _latent_decode(self, op: LatentDecode) -> Cost:
-        efficiency = self._efficiency("mla_decode")
+        efficiency = self._efficiency(op.kernel)
         work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
-        price = self._roofline("mla_decode", work)
-        if op.bytes_per_element < STORAGE_BYTES["bf16"] and self.stack not in self.hardware.fp8_kv_measured:
-            price = price._replace(basis="datasheet")  # half the bytes is all that is known of it
+        price = self._roofline(op.kernel, work)
         parallel = price.seconds + self._stream_seconds(partial_result_bytes(op, efficiency), efficiency)
-        sequential = efficiency.floor + efficiency.split_token * split_tokens(op, efficiency)
+        sequential = efficiency.floor + efficiency.split_token * split_tokens(op, efficiency, self.hardware.gpu.multiprocessors)
         exposed = (1.0 - efficiency.split_overlap) * (min(parallel, sequential) - efficiency.floor)
         seconds = max(parallel, sequential) + exposed
         return Cost(seconds, "latency", price.basis) if sequential > parallel else price._replace(seconds=seconds)

@@ -26,6 +26,8 @@ class Request:
     """Whether it is told to go on to the most tokens allowed, as benchmarks do."""
     max_new_tokens: int = 0
     """Most output tokens that its client allows; 0 for its `output_len`."""
+    sent_len: int = 0
+    """Prompt tokens that it brings as text."""
     turn: int = -1
     """How many requests had been let in before it, when it last was."""
     recomputed: int = 0

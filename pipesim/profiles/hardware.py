@@ -61,6 +61,8 @@ class Efficiency(Frozen):
     """Tokens of a split beyond which the kernel makes more splits, not longer ones."""
     most_splits: int = Field(default=0, ge=0)
     """Splits beyond which they grow again; 0: never."""
+    waves: bool = False
+    """Whether a multiprocessor walks one split at a time, so that more splits than multiprocessors take more waves."""
     split_overlap: Fraction = 1.0
     """Share of the shorter that hides under the longer, of a split's sequential time and the roofline's."""
     measured_seconds: tuple[Seconds, Seconds] | None = None
@@ -274,8 +276,6 @@ class HardwareProfile(Frozen):
     collectives: tuple[CollectiveCurve, ...] = ()
     all_reduce_range: AllReduceRange | None = None
     uncertainty: Uncertainty = Uncertainty()
-    fp8_kv_measured: tuple[str, ...] = ()
-    """Engines whose decode over an FP8 latent was measured on such a box; every class was fitted to 16-bit KV."""
     measured_with: dict[str, str] = Field(default_factory=dict)
     """By engine: the version whose kernels were measured."""
     sources: dict[str, Source]

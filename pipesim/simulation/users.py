@@ -65,7 +65,7 @@ class Server:
         if self._busy:
             request, parsed = self._to_do.popleft()
             own = self.front_end
-            seconds = own.encode(request.context_len + request.input_len) if parsed else own.per_request
+            seconds = own.encode(request.sent_len) if parsed else own.per_request
             later(self._environment, seconds, lambda: self._worked(request, parsed))
 
     def _worked(self, request: Request, parsed: bool) -> None:
