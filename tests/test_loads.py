@@ -207,7 +207,12 @@ def test_num_prompts_cuts_a_duration() -> None:
         ("--prefix-cache", "--prefix-cache", "True", "it beside --trace only"),
         ("--warm-up -1", "--warm-up", "-1", "a whole number from 0 to 1,000,000"),
         ("--warm-up 192", "--warm-up", "192", "fewer than the 192 requests of the run"),
-        ("--warm-up 1 --concurrency 4 --num-prompts 4 --submit-spacing 0s --random-range-ratio 0", "--warm-up", "1", "others still run"),
+        (
+            "--warm-up 1 --concurrency 4 --num-prompts 4 --submit-spacing 0s --random-range-ratio 0",
+            "--warm-up",
+            "1",
+            "others still run",
+        ),
     ],
 )
 def test_a_load_that_makes_no_sense_is_refused(

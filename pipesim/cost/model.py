@@ -167,7 +167,9 @@ class CostModel:
         work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
         price = self._roofline(op.kernel, work)
         parallel = price.seconds + self._stream_seconds(partial_result_bytes(op, efficiency), efficiency)
-        sequential = efficiency.floor + efficiency.split_token * split_tokens(op, efficiency, self.hardware.gpu.multiprocessors)
+        sequential = efficiency.floor + efficiency.split_token * split_tokens(
+            op, efficiency, self.hardware.gpu.multiprocessors
+        )
         exposed = (1.0 - efficiency.split_overlap) * (min(parallel, sequential) - efficiency.floor)
         seconds = max(parallel, sequential) + exposed
         return Cost(seconds, "latency", price.basis) if sequential > parallel else price._replace(seconds=seconds)
