@@ -86,7 +86,7 @@ class CostModel:
                 flops, size = expert_work(op, self._efficiency(op.kernel).weight_reread)
                 return Work(flops, size + activation_bytes(op))
             case LatentDecode():
-                efficiency = self._efficiency(op.kernel)
+                efficiency = self._efficiency(self._decode_kernel(op))
                 work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
                 return Work(work.flops, work.bytes + partial_result_bytes(op, efficiency))
             case SideStream():
@@ -107,7 +107,7 @@ class CostModel:
             case SideStream():
                 return self._efficiency(op.kernels[0].kernel).source
             case LatentDecode():
-                return self._efficiency(op.kernel).source
+                return self._efficiency(self._decode_kernel(op)).source
             case Collective():
                 curve = find_curve(self.hardware, op, self.launch, self.all_reduce)
                 return curve.source if curve else self.hardware.peer_links.source
@@ -162,10 +162,20 @@ class CostModel:
         seconds = max(0.0, sum(price.seconds for price in prices) - floors - hidden)
         return prices[0]._replace(seconds=seconds)
 
+    def _decode_kernel(self, op: LatentDecode) -> str:
+        """Returns the kernel class: that of the KV's format where the engine's own kernel was measured with it.
+
+        Every engine divides heads and KV in its own way, so another engine's kernel of the format lends nothing.
+        """
+        return op.kernel if f"{op.kernel}@{self.stack}" in self.hardware.efficiency else "mla_decode"
+
     def _latent_decode(self, op: LatentDecode) -> Cost:
-        efficiency = self._efficiency(op.kernel)
+        kernel = self._decode_kernel(op)
+        efficiency = self._efficiency(kernel)
         work = latent_decode_work(op, self.hardware.gpu.multiprocessors, efficiency.head_block)
-        price = self._roofline(op.kernel, work)
+        price = self._roofline(kernel, work)
+        if kernel != op.kernel:
+            price = price._replace(basis="datasheet")  # half the bytes is all that is known of it
         parallel = price.seconds + self._stream_seconds(partial_result_bytes(op, efficiency), efficiency)
         sequential = efficiency.floor + efficiency.split_token * split_tokens(
             op, efficiency, self.hardware.gpu.multiprocessors

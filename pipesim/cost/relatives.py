@@ -32,7 +32,6 @@ OTHER_KERNEL = {
     "moe_int8": "moe_fp8",
     "moe_fp8": "moe_bf16",
     "mla_prefill_absorbed": "mla_prefill",
-    "mla_decode_fp8": "mla_decode",
 }
 """Narrow weights with 16-bit arithmetic (Marlin, arXiv:2408.11743, keeps the arithmetic rate of 16-bit weights and
 streams fewer bytes at the same bandwidth), and formats without a tensor rate of their own on the GPU."""
