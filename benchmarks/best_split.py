@@ -1,4 +1,4 @@
-"""Which split and setting serves Kimi K2.6 best on the founding box, by engine and number of users. Prints Markdown.
+"""Which split and setting serves Kimi K2.6 best on the founding box, by engine, number of users and spread of lengths.
 
 python benchmarks/best_split.py
 """
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pipesim.deployment import ParallelPlan
 from pipesim.engine_settings import EngineName, EngineSettings
 from pipesim.errors import PipesimError
-from pipesim.prediction import Prediction, Predictor, deploy
+from pipesim.fitting import deploy
+from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.store import load_hardware, load_model
 from pipesim.sensitivity import Confidence
 from pipesim.workload import Workload
@@ -16,7 +17,7 @@ from pipesim.workload import Workload
 USERS = (1, 8, 32, 64, 128)
 ENGINES: tuple[EngineName, ...] = ("sglang", "vllm", "rebatch")
 SPLITS = ((8, 1), (4, 2), (2, 4), (1, 8))
-SEEDS = 2
+SEEDS, WAVES = 3, 6
 
 
 def settings_of(engine: EngineName, pp: int, users: int) -> Iterator[tuple[str, EngineSettings]]:
@@ -29,33 +30,46 @@ def settings_of(engine: EngineName, pp: int, users: int) -> Iterator[tuple[str, 
             yield text, EngineSettings(engine, pp_max_micro_batch_size=cap, pp_async_batch_depth=depth)
 
 
-def candidates(engine: EngineName, users: int) -> Iterator[tuple[str, Prediction]]:
+def loads(users: int) -> dict[str, Workload]:
+    """Returns both loads: a wave of equal requests and another behind it, and the steady part of ragged ones."""
+    lengths = {"concurrency": users, "input_len": 512, "output_len": 256}
+    equal = Workload(num_prompts=2 * users, **lengths)
+    return {
+        "equal": equal,
+        "±50 %": Workload(num_prompts=WAVES * users, random_range_ratio=0.5, steady=True, **lengths),
+    }
+
+
+def candidates(engine: EngineName, load: Workload) -> Iterator[tuple[str, Prediction]]:
     """Yields the prediction of every split and setting that fits."""
     box, model = load_hardware("rtx-pro-6000-x8"), load_model("kimi-k2.6")
-    load = Workload(concurrency=users, num_prompts=2 * users, input_len=512, output_len=256)
     for tp, pp in SPLITS:
         plan = ParallelPlan(tp, pp)
-        for text, settings in settings_of(engine, pp, users):
+        for text, settings in settings_of(engine, pp, load.concurrency):
             try:
-                yield f"{plan}, {text}", Predictor(deploy(model, box, plan, settings)).predict(load, SEEDS)
+                yield f"{plan}, {text}", Predictor(deploy(model, box, plan, settings, load)).predict(load, SEEDS)
             except PipesimError:
                 continue
 
 
+def best_two(engine: EngineName, load: Workload) -> str:
+    """Returns the best split and setting, its tok/s with their interval, and the best of another split: cells."""
+    ranked = sorted(candidates(engine, load), key=lambda row: -row[1].mean("output_tokens_per_s"))
+    (name, best), *others = ranked
+    low, high = Confidence(best).interval("output_tokens_per_s")
+    second, next_best = next(row for row in others if row[0].split(",")[0] != name.split(",")[0])
+    rate, behind = (one.mean("output_tokens_per_s") for one in (best, next_best))
+    return f"{name} | {rate:,.0f} ({low:,.0f}–{high:,.0f}) | {second}: {behind:,.0f}"
+
+
 def main() -> None:
-    """Prints the two best of each engine and number of users."""
-    print("| users | engine | best split and setting | tok/s | 80 % interval | bubble | next best | tok/s |")
-    print("|--:|---|---|--:|--:|--:|---|--:|")
+    """Prints, for each engine and number of users, the two best splits with equal lengths and with ragged ones."""
+    print("| users | engine | lengths | best split and setting | tok/s, 80 % interval | next best split |")
+    print("|--:|---|---|---|--:|---|")
     for users in USERS:
         for engine in ENGINES:
-            ranked = sorted(candidates(engine, users), key=lambda row: -row[1].mean("output_tokens_per_s"))
-            (name, best), *others = ranked
-            low, high = Confidence(best).interval("output_tokens_per_s")
-            second = next(row for row in others if row[0].split(",")[0] != name.split(",")[0])
-            print(
-                f"| {users} | {engine} | {name} | {best.mean('output_tokens_per_s'):,.0f} | {low:,.0f}–{high:,.0f} "
-                f"| {best.mean('bubble_fraction'):.0%} | {second[0]} | {second[1].mean('output_tokens_per_s'):,.0f} |"
-            )
+            for name, load in loads(users).items():
+                print(f"| {users} | {engine} | {name} | {best_two(engine, load)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ RangeRatio = Annotated[
     float | None,
     typer.Option(
         "--random-range-ratio",
-        help="Lengths uniform in [L(1-r), L(1+r)], as vLLM's tool has it (default: 0.5); with --like sglang-bench in "
-        "[rL, L], where 1 is fixed.",
+        help="Lengths uniform from L(1-r) to L(1+r), as vLLM's tool has it (default: 0.5); with --like sglang-bench "
+        "from rL to L, where 1 is fixed.",
     ),
 ]
 IgnoreEos = Annotated[
