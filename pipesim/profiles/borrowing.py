@@ -78,7 +78,7 @@ class _Lender:
         return own_key
 
     def table(self, key: str, relative: Document) -> None:
-        """The entries of a table as they are. They are the host's and engine's, not the GPU's: their basis stays."""
+        """The entries of a table as they are, and so is their basis; but CPU times were measured on the lender's CPU."""
         own = self.result.get(key, {})
         self.result[key] = {**self._as_is(relative[key], relative, "source" in own), **own}
 
@@ -86,7 +86,8 @@ class _Lender:
         """Returns a table, and the tables in it, under sources of this box."""
         lent = {key: self._as_is(value, relative) if isinstance(value, dict) else value for key, value in table.items()}
         if "source" in table and not own_source:
-            lent["source"] = self._source(table["source"], relative, self.borrowing.profile, None)
+            basis = "datasheet" if "eager_launch" in table else None
+            lent["source"] = self._source(table["source"], relative, self.borrowing.profile, basis)
         return lent
 
     def efficiencies(self, relative: Document) -> None:
