@@ -214,7 +214,8 @@ def notes(prediction: Prediction) -> list[str]:
         )
     if prediction.basis["datasheet"] >= NOTEWORTHY_DOUBT:
         share, names = prediction.basis["datasheet"], ", ".join(datasheet_constants(prediction))
-        lenders = sorted({re.split(" \\(|:", text)[0] for text in _sources_of_guesses(prediction) if text.startswith("borrowed")})
+        texts = {re.split(" \\(|:", text)[0] for text in _sources_of_guesses(prediction)}
+        lenders = sorted(text for text in texts if text.startswith("borrowed"))
         found.append(
             f"{share:.0%} of the priced time rests on datasheet figures alone ({'; '.join([names, *lenders])}); the "
             "interval is wider."

@@ -78,9 +78,10 @@ class _Lender:
         return own_key
 
     def table(self, key: str, relative: Document) -> None:
-        """The entries of a table as they are, and so is their basis; but CPU times were measured on the lender's CPU."""
+        """The entries of a table as they are, their basis too; CPU times, of another CPU, as from a datasheet."""
         own = self.result.get(key, {})
-        self.result[key] = {**self._as_is(relative[key], relative, "source" in own), **own}
+        lent = {name: entry for name, entry in relative[key].items() if (key, name) != ("host", "engines")}
+        self.result[key] = {**self._as_is(lent, relative, "source" in own), **own}
 
     def _as_is(self, table: Document, relative: Document, own_source: bool = False) -> Document:
         """Returns a table, and the tables in it, under sources of this box."""

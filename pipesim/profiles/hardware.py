@@ -209,11 +209,11 @@ class FrontEnd(Frozen):
 
 
 class EngineTimes(Frozen):
-    """What whole runs of one engine on this host have shown of its CPU times."""
+    """What whole runs of one engine on this host say of its CPU times; left out is what they do not tell."""
 
-    launch: float = Field(default=1.0, gt=0)
+    launch: float | None = Field(default=None, gt=0)
     """Factor on `eager_launch` and `graph_launch`."""
-    scheduler: float = Field(default=1.0, gt=0)
+    scheduler: float | None = Field(default=None, gt=0)
     """Factor on forming a batch, handling its result, an empty turn and a message."""
     source: str
 
@@ -243,10 +243,11 @@ class HostTimes(Frozen):
     """By engine, where its own runs were fitted (`pipesim calibrate --runs`)."""
     source: str
 
-    def source_of(self, constant: str, stack: str) -> str:
-        """Returns the source of a group of an engine's CPU times."""
-        fitted = self.engines.get(stack)
-        return fitted.source if fitted and getattr(fitted, constant, 1.0) != 1.0 else self.source
+    def fitted(self, constant: str, stack: str) -> tuple[float, str]:
+        """Returns the factor on a group of an engine's CPU times, and the source that they rest on."""
+        own = self.engines.get(stack)
+        factor = getattr(own, constant, None)
+        return (factor, own.source) if own and factor else (1.0, self.source)
 
 
 class Uncertainty(Frozen):
