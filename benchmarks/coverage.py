@@ -11,6 +11,8 @@ that few groups do not give zero.
   checked, and no box keeps the error of its own calibration runs. The interval is then held against the figures of the
   family. Constants are those that ship: the launch time of one box and the routing skew of Kimi K2.6 were fitted to
   its six calibration runs, which are learned from and judged by nowhere.
+* Drift: the slope of errors over the releases between an engine and the measured kernels, by generalised least squares
+  under the covariance of all parts. It moves no figure while its error is as large as it is.
 * As shipped: parts learned from all figures, everything checked that a run was of.
 
 Usage: python benchmarks/coverage.py [--write]      # --write puts the parts into pipesim/whole_runs.toml
@@ -32,7 +34,7 @@ from pipesim.prediction import Prediction
 from pipesim.runs import load_runs, predict_run
 from pipesim.sensitivity import Confidence, Z
 from pipesim.validation import ENOUGH_REQUESTS
-from pipesim.whole_runs import DIMENSIONS, WholeRuns, kinds, model_family
+from pipesim.whole_runs import DIMENSIONS, RELEASES, WholeRuns, kinds, model_family, releases_apart
 
 SEEDS = 5
 PRIOR = {
@@ -149,6 +151,19 @@ def learn(rows: Sequence[Figure]) -> WholeRuns:
     return WholeRuns(dict(zip(PRIOR, map(float, np.exp(solution.x)), strict=True)), covered)
 
 
+def drift(rows: Sequence[Figure], runs: WholeRuns) -> tuple[float, float]:
+    """Returns by how much (ln) engines `RELEASES` releases away are faster than predicted, and the standard error."""
+    loads, errors = [row.loads() for row in rows], np.array([row.error for row in rows])
+    apart = np.array([releases_apart(row.prediction.deployment) / RELEASES for row in rows])
+    seeds = np.diag([row.confidence.seed_variance(row.metric) for row in rows])
+    covariance = _together([row.constants() for row in rows], lambda key: True) + seeds
+    for part in PRIOR:
+        share = _together(loads, lambda key, part=part: key[0] == part)  # type: ignore[misc]
+        covariance += runs.log_std[part] ** 2 * share
+    weights = np.linalg.solve(covariance + 1e-8 * np.eye(len(rows)), apart)
+    return float(weights @ errors / (weights @ apart)), float((weights @ apart) ** -0.5)
+
+
 def _uncalibrated(prediction: Prediction) -> Prediction:
     """The same prediction for a box without the error of its own calibration runs."""
     deployment = prediction.deployment
@@ -186,6 +201,8 @@ def write(runs: WholeRuns, rows: Sequence[Figure]) -> None:
     ]
     for part, std in runs.log_std.items():
         lines += ["", f"[part.{part}]", f"log_std = {std:.3f}", f"groups = {groups[part]}", f"prior = {PRIOR[part]}"]
+    lines += ["", f"# ln of how much faster engines {RELEASES} releases from the measured kernels were than predicted."]
+    lines += ["[drift]", f"mean = {runs.drift[0]:.3f}", f"error = {runs.drift[1]:.3f}"]
     lines += ["", "# Kinds that a measured run was of.", "[checked]"]
     for name, kinds_of in runs.checked.items():
         lines += [f"{name} = [", *(f'  "{kind}",' for kind in kinds_of), "]"]
@@ -203,6 +220,8 @@ def main() -> None:
         judged += [(row, half_width(row, runs, left_out=True)) for row in rows if row.family == family]
     table("leave one family out", *zip(*judged, strict=True))
     shipped = learn(rows)
+    shipped = replace(shipped, drift=drift(rows, shipped))
+    print("drift per {} releases: {:+.3f} ± {:.3f}".format(RELEASES, *shipped.drift))
     table("as shipped", rows, [half_width(row, shipped, left_out=False) for row in rows])
     k26 = [row for row in rows if row.prediction.deployment.model.name == "kimi-k2.6" and row.role == "validation"]
     table("Kimi K2.6, validation rows, as shipped", k26, [half_width(row, shipped, left_out=False) for row in k26])

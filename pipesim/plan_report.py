@@ -14,7 +14,7 @@ from pipesim.planning.flags import arguments, plan_flags, setting_flags, setting
 from pipesim.planning.question import SECONDS_PER_HOUR, Job
 from pipesim.planning.search import Plan, PlanSearch
 from pipesim.planning.space import Rejection, smallest_box
-from pipesim.reasons import binding_limit, overload_words
+from pipesim.reasons import binding_limit, caveats, notes, overload_words
 from pipesim.report import (
     WIDTH,
     arrivals,
@@ -95,6 +95,7 @@ def _plan_json(found: PlanSearch, plan: Plan, job: Job) -> dict[str, Any]:
         "settings": settings_json(deployment.engine, list(deployment.layers)),
         "arguments": arguments(plan),
         "deployment": deployment_json(deployment),
+        "notes": notes(prediction) if prediction else caveats(deployment),
         "metrics": metrics,
         "closed_form": closed_form_json(plan.candidate.closed_form),
         **_money(found, plan, job),
@@ -320,6 +321,7 @@ def _advice(found: PlanSearch, job: Job) -> Iterator[str]:
             "--kv-cache-dtype auto."
         )
     yield from _job_words(found, first, job)
+    yield from notes(first.prediction) if first.prediction else caveats(first.deployment)
     yield f"Look closer: pipesim predict {shlex.join(arguments(first))} (with the flags of the load)."
 
 

@@ -1,5 +1,6 @@
 """Why a prediction is what it is: the binding limit in words, and what the answer hangs on."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from pipesim.hinges import Hinges
 from pipesim.overload import Overload
 from pipesim.passes import PricedOp
 from pipesim.prediction import Prediction, Predictor
-from pipesim.sensitivity import other_version
+from pipesim.profiles.architectures import DECODERS
+from pipesim.whole_runs import RELEASES, learned, releases_apart
 from pipesim.workload import Workload
 
 NOTEWORTHY_ALL_REDUCE = 0.02
@@ -117,6 +119,16 @@ def datasheet_constants(prediction: Prediction) -> list[str]:
     return sorted({priced.op.constant for priced in _decode_operations(prediction) if priced.basis == "datasheet"})
 
 
+def _sources_of_guesses(prediction: Prediction) -> Iterator[str]:
+    """Yields what the box says of the origin of each price of a decode step that rests on no measurement of it."""
+    predictor = Predictor(prediction.deployment)
+    batch = predictor.mid_decode(prediction.closed_load)
+    cost = predictor.price.cost(batch)
+    for priced in predictor.operations(batch):
+        if priced.basis == "datasheet":
+            yield cost.hardware.sources[cost.source(priced.op)].text
+
+
 def extrapolated_constants(prediction: Prediction) -> list[str]:
     """Returns the names of the constants that a decode step uses outside their measured sizes."""
     names = sorted({priced.op.constant for priced in _decode_operations(prediction) if priced.extrapolated})
@@ -163,9 +175,35 @@ def hinge_words(found: Hinges | None) -> list[str]:
     return [lengths, f"best split of these GPUs: {names}"] if splits else [lengths]
 
 
+def caveats(deployment: Deployment) -> list[str]:
+    """Returns what a reader has to know of any answer for a deployment: what is not modelled, assumed or unchecked."""
+    model, engine, box = deployment.model, deployment.engine, deployment.hardware
+    found = [f"{model.name}: {note}." if (note := DECODERS[model.architecture].note) else ""]
+    if model.moe and model.sources[model.moe.routing_source].basis == "datasheet":
+        found.append(
+            f"How {model.name} spreads tokens over its experts was not measured; a rank exponent of "
+            f"{model.moe.routing_skew:g} is assumed."
+        )
+    if unchecked := [str(term.kind) for term in learned().unchecked(deployment) if term.kind.dimension != "version"]:
+        found.append(f"No whole run has checked {', '.join(unchecked)}; the interval is wider.")
+    if engine.enable_mixed_chunk and deployment.plan.pp > 1:
+        found.append("Mixed chunks under PP need SGLang 0.5.23 or later; 0.5.10 refuses to start with both.")
+    if releases_apart(deployment):
+        drift, error = learned().drift
+        found.append(
+            f"Kernels were measured with {engine.kernels} {box.measured_with[engine.kernels]}, and {engine.version} is "
+            f"asked for. Whole runs of other releases give no sure factor (tok/s {drift:+.0%} ± {error:.0%} for "
+            f"{RELEASES} releases), so the interval is wider and the figures are not moved."
+        )
+    if engine.version_before(first := ENGINES[engine.name].first_read):
+        older = ".".join(map(str, first))
+        found.append(f"No rules of {engine.name} before {older} were read; those of later releases stand in for them.")
+    return list(filter(None, [deployment.memory_note, *found]))
+
+
 def notes(prediction: Prediction) -> list[str]:
     """Returns what a reader of the numbers has to know."""
-    found = [note] if (note := prediction.deployment.memory_note) else []
+    found = []
     hosts = all_reduce_range(prediction)
     if hosts:
         share = prediction.breakdown["all_reduce"]
@@ -176,21 +214,15 @@ def notes(prediction: Prediction) -> list[str]:
         )
     if prediction.basis["datasheet"] >= NOTEWORTHY_DOUBT:
         share, names = prediction.basis["datasheet"], ", ".join(datasheet_constants(prediction))
+        texts = {re.split(" \\(|:", text)[0] for text in _sources_of_guesses(prediction)}
+        lenders = sorted(text for text in texts if text.startswith("borrowed"))
         found.append(
-            f"{share:.0%} of the priced time rests on datasheet figures alone ({names}); the interval is wider."
+            f"{share:.0%} of the priced time rests on datasheet figures alone ({'; '.join([names, *lenders])}); the "
+            "interval is wider."
         )
     if prediction.extrapolated_fraction >= NOTEWORTHY_DOUBT:
         found.append(
             f"{prediction.extrapolated_fraction:.0%} of the priced time lies outside the sizes that its constants were "
             f"measured at ({', '.join(extrapolated_constants(prediction))}); the interval is wider."
         )
-    if prediction.deployment.engine.enable_mixed_chunk and prediction.deployment.plan.pp > 1:
-        found.append("Mixed chunks under PP need SGLang 0.5.23 or later; 0.5.10 refuses to start with both.")
-    if other_version(prediction.deployment):
-        engine = prediction.deployment.engine
-        measured = prediction.deployment.hardware.measured_with[engine.kernels]
-        found.append(
-            f"Kernels were measured with {engine.kernels} {measured}, and {engine.version} is asked for; the interval "
-            "is wider."
-        )
-    return found
+    return [*caveats(prediction.deployment), *found]

@@ -162,7 +162,7 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         *_gpu_table(prediction),
         "",
         *(line for note in notes(prediction) for line in textwrap.wrap(note, WIDTH)),
-        *textwrap.wrap(_basis(prediction.basis, confidence.never_checked), WIDTH),
+        _basis(prediction.basis),
     ]
     return "\n".join(lines)
 
@@ -270,10 +270,8 @@ def _gpu_table(prediction: Prediction) -> list[str]:
     return [*lines, f"KV cache: {prediction.kv_capacity_tokens:,} tokens"]
 
 
-def _basis(basis: dict[str, float], never_checked: Sequence[str]) -> str:
-    constants = ", ".join(f"{share:.0%} {name}" for name, share in basis.items() if share)
-    checked = f"no whole run has checked {', '.join(never_checked)}" if never_checked else "whole runs of each kind"
-    return f"evidence: {constants} constants; {checked}"
+def _basis(basis: dict[str, float]) -> str:
+    return f"evidence: {', '.join(f'{share:.0%} {name}' for name, share in basis.items() if share)} constants"
 
 
 def _largest_first(shares: dict[str, float]) -> list[tuple[str, float]]:
@@ -315,6 +313,7 @@ def explain_text(explanation: "Explanation", elasticities: bool) -> str:
         interval = f"{change.interval[0]:.2f} to {change.interval[1]:.2f}x"
         lines.append(f"  {' '.join(rest):<50}{interval:>18}")
     lines += [line for text in explanation.words for line in ("", *textwrap.wrap(text, WIDTH))]
+    lines += ["", *(line for note in notes(prediction) for line in textwrap.wrap(note, WIDTH))]
     if elasticities:
         lines += ["", f"{'constant':<28}{'d ln tok/s / d ln price':>24}{'uncertainty':>13}"]
         lines += [f"{s.constant:<28}{s.throughput:>24.3f}{s.log_std:>12.0%}" for s in explanation.sensitivities]
@@ -346,6 +345,7 @@ def explain_json(explanation: "Explanation") -> dict[str, Any]:
             for change in explanation.changes
         ],
         "words": list(explanation.words),
+        "notes": notes(prediction),
         "elasticities": [
             {"constant": s.constant, "output_tokens_per_s": s.throughput, "log_std": s.log_std}
             for s in explanation.sensitivities

@@ -20,7 +20,7 @@ from pipesim.engines import box_of_group
 from pipesim.prediction import Prediction, Predictor
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.variations import arrival_variance
-from pipesim.whole_runs import Term, WholeRuns, learned, releases_apart
+from pipesim.whole_runs import Term, WholeRuns, learned
 from pipesim.workload import Workload
 
 LEVEL = 0.8
@@ -179,11 +179,6 @@ def sensitivities(deployment: Deployment, workload: Workload) -> tuple[Sensitivi
         )
         found.append(Sensitivity(constant, std, throughput, step, prefill))
     return tuple(sorted(found, key=lambda item: -abs(item.throughput * item.log_std)))
-
-
-def other_version(deployment: Deployment) -> bool:
-    """Returns whether releases lie between the engine version asked for and that of the measured kernels."""
-    return releases_apart(deployment) > 0
 
 
 def _steady(deployment: Deployment, workload: Workload, scale: Mapping[str, float]) -> SteadyState:

@@ -56,6 +56,9 @@ class WholeRuns:
     on nothing else, or lies beyond the sizes measured."""
     checked: Mapping[str, tuple[str, ...]]
     """Names of kinds that a measured run was of, by dimension."""
+    drift: tuple[float, float] = (0.0, 0.0)
+    """By how much whole runs of engines `RELEASES` away from the kernels' were faster than predicted, as a logarithm,
+    and its standard error; nothing is moved by it while it is not sure."""
 
     def unchecked(self, deployment: Deployment) -> tuple[Term, ...]:
         """Returns the parts of the error of kinds that no measured run was of, and that of the engine's age."""
@@ -89,7 +92,8 @@ def learned() -> WholeRuns:
     """Returns what ships."""
     document = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     checked = {name: tuple(names) for name, names in document["checked"].items()}
-    return WholeRuns({name: part["log_std"] for name, part in document["part"].items()}, checked)
+    drift = document["drift"]["mean"], document["drift"]["error"]
+    return WholeRuns({name: part["log_std"] for name, part in document["part"].items()}, checked, drift)
 
 
 def kinds(deployment: Deployment) -> Iterator[Kind]:

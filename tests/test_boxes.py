@@ -9,14 +9,15 @@ import tomlkit
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipesim.calibration import write_launch_time
+from pipesim.calibration import write_host
+from pipesim.calibration.runs import RunFit
 from pipesim.cost import CostModel
 from pipesim.deployment import ParallelPlan
 from pipesim.engine_settings import EngineSettings
 from pipesim.engines import all_reduce_preference
 from pipesim.errors import InfeasibleDeployment, ProfileError, UsageError
 from pipesim.links import fair_shares, max_min_rates
-from pipesim.ops import Collective, SendRecv
+from pipesim.ops import Collective, HostWork, SendRecv
 from pipesim.passes import PassPricer
 from pipesim.prediction import Predictor, deploy
 from pipesim.profiles.hardware import HardwareProfile, Switch
@@ -435,8 +436,34 @@ def test_a_box_that_rests_on_another_can_be_calibrated_in_place(name: str, tmp_p
     box = load_hardware(str(path))
     curve = next(c for c in box.collectives if (c.op, c.ranks, c.implementation) == ("all_reduce", 8, "nccl"))
     assert "nccl_two_tests_8.txt" in box.sources[curve.source].text
-    write_launch_time(path, 1e-5)
-    assert load_hardware(str(path)).host == BOXES[name].host.model_copy(update={"eager_launch": 1e-5})
+    for factor in (2.0, 0.5, 0.5):
+        write_host(path, RunFit(("mine tpot_s",), {"vllm": {"launch": factor}}, (0.1,), 0.0))
+    box = load_hardware(str(path))
+    assert box.host.model_copy(update={"engines": {}}) == BOXES[name].host
+    eager = HostWork("launch", launches=100)
+    price = {engine: CostModel(box, "eager", stack=engine).price(eager) for engine in ("sglang", "vllm")}
+    assert price["vllm"].seconds == pytest.approx(0.5 * price["sglang"].seconds)
+    assert price["vllm"].basis == "fitted"
+    assert CostModel(box, "eager", stack="vllm").price(HostWork("schedule")) == CostModel(box, "eager").price(
+        HostWork("schedule")
+    )
+
+
+@pytest.mark.parametrize("name", sorted(BOXES))
+def test_cpu_times_of_another_host_count_as_a_datasheet(name: str) -> None:
+    box = BOXES[name]
+    own = name.startswith("rtx-pro-6000-x8")
+    assert box.sources[box.host.source].basis == ("fitted" if own else "datasheet")
+
+
+def test_what_runs_say_of_an_engine_on_one_host_is_not_lent(tmp_path: Path) -> None:
+    lender, borrower = tmp_path / "lender.toml", tmp_path / "borrower.toml"
+    lender.write_text((ROOT / "hardware_profiles" / "h200-sxm-x8.toml").read_text("utf-8"), encoding="utf-8")
+    write_host(lender, RunFit(("its tpot_s",), {"sglang": {"scheduler": 3.0}}, (0.1,), 0.0))
+    text = (ROOT / "hardware_profiles" / "h20-sxm-x8.toml").read_text("utf-8")
+    borrower.write_text(text.replace('"h200-sxm-x8"', '"lender.toml"'), encoding="utf-8")
+    assert load_hardware(str(lender)).host.engines["sglang"].scheduler == 3.0
+    assert load_hardware(str(borrower)).host.engines == {}
 
 
 def test_a_box_without_a_file_is_not_calibrated_but_told_how_to_get_one(run_cli: RunCli) -> None:

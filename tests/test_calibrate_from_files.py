@@ -36,7 +36,7 @@ def test_calibration_runs_give_the_shipped_launch_time_back_to_a_tenth() -> None
     box = load_hardware("rtx-pro-6000-x8")
     fit = fit_runs(load_runs([ROOT / "measured_runs" / "founding.toml"]), box)
     assert fit.figures == ("tp8-eager-c1 output_tokens_per_s", "pp8-eager-c1 output_tokens_per_s")
-    assert fit.launch_factor == pytest.approx(1, abs=0.1)
+    assert fit.factors == {"sglang": {"launch": pytest.approx(1, abs=0.1)}}
     assert max(map(abs, fit.log_errors)) < 0.07
 
 
@@ -145,10 +145,10 @@ def test_a_cut_off_file_is_refused_and_the_profile_left_alone(my_box: Path, tmp_
     assert my_box.read_bytes() == before
 
 
-def test_whole_runs_set_the_launch_time(my_box: Path, run_cli: RunCli) -> None:
+def test_whole_runs_set_the_launch_time_of_their_engine(my_box: Path, run_cli: RunCli) -> None:
     ran = run_cli("calibrate", my_box, "--runs", ROOT / "measured_runs" / "founding.toml", "--dry-run")
     assert ran.code == 0
-    assert "eager_launch" in ran.out
+    assert "host.engines.sglang.launch" in ran.out
     assert "tp8-eager-c1" in ran.out
 
 

@@ -5,7 +5,7 @@ from pipesim.calibration.box_files import curves_from_nccl_tests, measured_curve
 from pipesim.calibration.curves import CurveFit, curve_from_points
 from pipesim.calibration.fit import KernelFit
 from pipesim.calibration.runs import fit_runs
-from pipesim.calibration.write import difference, launch_time_difference, write_launch_time, write_profile
+from pipesim.calibration.write import difference, host_difference, write_host, write_profile
 
 __all__ = [
     "CalibrationReport",
@@ -17,9 +17,9 @@ __all__ = [
     "curves_from_nccl_tests",
     "difference",
     "fit_runs",
-    "launch_time_difference",
+    "host_difference",
     "measured_curves_text",
     "run_fit_text",
-    "write_launch_time",
+    "write_host",
     "write_profile",
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipesim.calibration.box import calibrate_hardware, calibration_text
 from pipesim.calibration.box_files import curves_from_nccl_tests, measured_curves_text, run_fit_text
 from pipesim.calibration.runs import fit_runs
-from pipesim.calibration.write import difference, launch_time_difference, write_launch_time, write_profile
+from pipesim.calibration.write import difference, host_difference, write_host, write_profile
 from pipesim.errors import UsageError
 from pipesim.files import write_whole
 from pipesim.profiles.hardware import HardwareProfile
@@ -108,9 +108,8 @@ def _calibrated(
             write_profile(path, curves.fits)
     if runs:
         fit = fit_runs(load_runs(runs), profile)
-        launch = profile.host.eager_launch * fit.launch_factor
-        changes.append(launch_time_difference(path, launch))
-        texts.append(run_fit_text(fit, profile.host.eager_launch))
+        changes.append(host_difference(path, fit))
+        texts.append(run_fit_text(fit))
         if not dry_run:
-            write_launch_time(path, launch)
+            write_host(path, fit)
     return Calibration(path, not dry_run, tuple(texts), tuple(filter(None, changes)))

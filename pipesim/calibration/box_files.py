@@ -82,10 +82,11 @@ def measured_curves_text(curves: MeasuredCurves) -> str:
     return "\n".join(lines)
 
 
-def run_fit_text(fit: RunFit, eager_launch: float) -> str:
+def run_fit_text(fit: RunFit) -> str:
     """Returns the report of a fit to whole runs."""
     lines = [f"{'calibration run and metric':<40}{'ln(predicted / measured)':>26}"]
     lines += [f"{name:<40}{error:>+26.3f}" for name, error in zip(fit.figures, fit.log_errors, strict=True)]
-    lines.append(f"eager_launch {eager_launch * 1e6:.3g} us -> {eager_launch * fit.launch_factor * 1e6:.3g} us")
+    for engine, factors in fit.factors.items():
+        lines += [f"host.engines.{engine}.{name}: {factor:.3g} times as long" for name, factor in factors.items()]
     lines.append(f"error beyond that of the constants: {fit.excess_std:.1%}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipesim.calibration.curves import CurveFit
 from pipesim.calibration.fit import KernelFit
+from pipesim.calibration.runs import RunFit
 from pipesim.errors import ProfileError
 from pipesim.importers import STACKS
 from pipesim.importers.kernel_tables import PACKAGE, Table, extra, package_version
@@ -22,14 +23,14 @@ OPTIONAL = ("weight_reread", "head_block", "kv_splits", "longest_split", "most_s
 """Fields of Efficiency that are left out where they have their default."""
 
 
-def write_launch_time(path: Path, seconds: float) -> None:
-    """Puts the host's time per eagerly launched kernel [s] into a hardware profile, atomically. Raises ProfileError."""
-    _replace_text(path, _with_launch_time(path, seconds))
+def write_host(path: Path, fit: RunFit) -> None:
+    """Puts an engine's CPU times, as whole runs give them, into a hardware profile, atomically. Raises ProfileError."""
+    _replace_text(path, _with_host(path, fit))
 
 
-def launch_time_difference(path: Path, seconds: float) -> str:
-    """Returns the unified diff that `write_launch_time` would make. Raises ProfileError."""
-    return _unified(path, _with_launch_time(path, seconds))
+def host_difference(path: Path, fit: RunFit) -> str:
+    """Returns the unified diff that `write_host` would make. Raises ProfileError."""
+    return _unified(path, _with_host(path, fit))
 
 
 def write_profile(path: Path, fits: Sequence[Fit]) -> None:
@@ -91,11 +92,19 @@ def source_key(fit: Fit) -> str:
     return f"collectives-{fit.table.stack if fit.table else 'nccl-tests'}"
 
 
-def _with_launch_time(path: Path, seconds: float) -> str:
+def _with_host(path: Path, fit: RunFit) -> str:
     tomlkit = extra("tomlkit")
-    check_hardware_document(read_toml(path), path)
+    host = check_hardware_document(read_toml(path), path).host
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    _child(tomlkit, document, "host")["eager_launch"] = f"{seconds * 1e6:.3g} us"
+    engines = _child(tomlkit, _child(tomlkit, document, "host"), "engines")
+    text = f"fitted to whole runs on this host: {', '.join(fit.figures)}"
+    for engine, factors in ((engine, factors) for engine, factors in fit.factors.items() if factors):
+        source = f"host-{engine}"
+        entries = {name: float(f"{host.fitted(name, engine)[0] * factor:.3g}") for name, factor in factors.items()}
+        _update(tomlkit, _child(tomlkit, engines, engine), {**entries, "source": source})
+        _update(
+            tomlkit, _child(tomlkit, _child(tomlkit, document, "sources"), source), {"basis": "fitted", "text": text}
+        )
     new = str(tomlkit.dumps(document))
     check_hardware_document(tomllib.loads(new), path)
     return new

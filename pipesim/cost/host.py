@@ -9,6 +9,10 @@ MESSAGES_PER_OBJECT = 2
 
 def host_seconds(op: HostWork, host: HostTimes, stack: str) -> float:
     """Returns the CPU time [s] of one piece of work of an engine, or a latency of its front end."""
+    return host.fitted(op.constant, stack)[0] * _shared_seconds(op, host, stack)
+
+
+def _shared_seconds(op: HostWork, host: HostTimes, stack: str) -> float:
     if op.constant == "front_end":
         return front_end_seconds(op, host.front_end[stack]) if stack in host.front_end else 0.0
     match op.name:

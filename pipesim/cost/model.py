@@ -115,7 +115,7 @@ class CostModel:
                 network = self.hardware.network if op.across_nodes else None
                 return (network or self.hardware.peer_links).source
             case SmallKernels() | HostWork():
-                return self.hardware.host.source
+                return self.hardware.host.fitted(op.constant, self.stack)[1]
 
     def rate(self, kernel: str) -> str:
         """Returns the number format that a class of kernels computes in: a key of the GPU's `tensor_rate`."""
@@ -146,7 +146,7 @@ class CostModel:
                 return Cost(seconds, "link", self._basis(links.source))
             case HostWork():
                 host = self.hardware.host
-                return Cost(host_seconds(op, host, self.stack), "host", self._basis(host.source))
+                return Cost(host_seconds(op, host, self.stack), "host", self._basis(self.source(op)))
 
     def _roofline(self, kernel: str, work: Work) -> Cost:
         efficiency, basis, foreign = self._evidence(kernel)

@@ -222,6 +222,8 @@ class Engine:
     """Whether the last stage's GPU waits for its own worker's turn before the next launch."""
     decode_slots: Callable[[Deployment, Workload, int], tuple[int, int]]
     """(deployment, workload, KV capacity) → micro-batches in flight, requests in each, if the load spreads evenly."""
+    first_read: tuple[int, ...]
+    """The first version whose scheduler and memory rules are known; older ones are taken to follow them."""
     releases_per_minor: int = 10
     """Releases between two minor versions, about: SGLang counts 0.4.9, 0.4.10, 0.5.0, 0.5.1; vLLM 0.24, 0.25."""
 

@@ -181,5 +181,6 @@ ENGINE = Engine(
     absorbs=sglang.absorbs,
     last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
+    first_read=(0, 5, 10),
 )
 """Its row in the table of engines."""

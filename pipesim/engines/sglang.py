@@ -285,5 +285,6 @@ ENGINE = Engine(
     absorbs=absorbs,
     last_worker_waits=lambda _: False,
     decode_slots=decode_slots,
+    first_read=(0, 5, 10),
 )
 """SGLang's row in the table of engines."""

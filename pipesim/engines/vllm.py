@@ -147,6 +147,7 @@ ENGINE = Engine(
     absorbs=lambda *_: False,
     last_worker_waits=last_worker_waits,
     decode_slots=decode_slots,
+    first_read=(0, 8),
     releases_per_minor=1,
 )
 """vLLM's row in the table of engines."""

@@ -78,15 +78,17 @@ class _Lender:
         return own_key
 
     def table(self, key: str, relative: Document) -> None:
-        """The entries of a table as they are. They are the host's and engine's, not the GPU's: their basis stays."""
+        """The entries of a table as they are, their basis too; CPU times, of another CPU, as from a datasheet."""
         own = self.result.get(key, {})
-        self.result[key] = {**self._as_is(relative[key], relative, "source" in own), **own}
+        lent = {name: entry for name, entry in relative[key].items() if (key, name) != ("host", "engines")}
+        self.result[key] = {**self._as_is(lent, relative, "source" in own), **own}
 
     def _as_is(self, table: Document, relative: Document, own_source: bool = False) -> Document:
         """Returns a table, and the tables in it, under sources of this box."""
         lent = {key: self._as_is(value, relative) if isinstance(value, dict) else value for key, value in table.items()}
         if "source" in table and not own_source:
-            lent["source"] = self._source(table["source"], relative, self.borrowing.profile, None)
+            basis = "datasheet" if "eager_launch" in table else None
+            lent["source"] = self._source(table["source"], relative, self.borrowing.profile, basis)
         return lent
 
     def efficiencies(self, relative: Document) -> None:

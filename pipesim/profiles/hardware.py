@@ -208,6 +208,16 @@ class FrontEnd(Frozen):
     source: str
 
 
+class EngineTimes(Frozen):
+    """What whole runs of one engine on this host say of its CPU times; left out is what they do not tell."""
+
+    launch: float | None = Field(default=None, gt=0)
+    """Factor on `eager_launch` and `graph_launch`."""
+    scheduler: float | None = Field(default=None, gt=0)
+    """Factor on forming a batch, handling its result, an empty turn and a message."""
+    source: str
+
+
 class HostTimes(Frozen):
     """CPU times of the serving engine on this host."""
 
@@ -229,7 +239,15 @@ class HostTimes(Frozen):
     """One CPU message between two ranks (gloo)."""
     front_end: dict[str, FrontEnd] = Field(default_factory=dict)
     """By engine. A profile that states none has those of `profiles/front_end.toml`."""
+    engines: dict[str, EngineTimes] = Field(default_factory=dict)
+    """By engine, where its own runs were fitted (`pipesim calibrate --runs`)."""
     source: str
+
+    def fitted(self, constant: str, stack: str) -> tuple[float, str]:
+        """Returns the factor on a group of an engine's CPU times, and the source that they rest on."""
+        own = self.engines.get(stack)
+        factor = getattr(own, constant, None)
+        return (factor, own.source) if own and factor else (1.0, self.source)
 
 
 class Uncertainty(Frozen):
@@ -285,6 +303,7 @@ class HardwareProfile(Frozen):
         names = ("gpu", "peer_links", "topology", "memory_reserve", "host", "network", "all_reduce_range")
         parts = {name: part for name in names if (part := getattr(self, name)) is not None}
         parts |= {f"host.front_end.{name}": entry for name, entry in self.host.front_end.items()}
+        parts |= {f"host.engines.{name}": times for name, times in self.host.engines.items()}
         parts |= {f"efficiency.{name}": entry for name, entry in self.efficiency.items()}
         parts |= {f"collectives[{i}]": entry for i, entry in enumerate(self.collectives)}
         if self.uncertainty.source:

@@ -164,7 +164,7 @@ class _Reader:
         }
         document["sources"] = {"config": {"basis": "datasheet", "text": f"config.json of {hf_id}"}}
         if moe is not None:
-            document["sources"]["routing"] = {"basis": "fitted", "text": ROUTING_TEXT}
+            document["sources"]["routing"] = {"basis": "datasheet", "text": ROUTING_TEXT}
         if self.decoder.note:
             self.notes.append(self.decoder.note)
         if self.config.get("num_nextn_predict_layers") or self.config.get("num_mtp_modules"):
