@@ -184,7 +184,7 @@ def caveats(deployment: Deployment) -> list[str]:
             f"How {model.name} spreads tokens over its experts was not measured; a rank exponent of "
             f"{model.moe.routing_skew:g} is assumed."
         )
-    if unchecked := [str(term.kind) for term in learned().unchecked(deployment) if term.kind.dimension != "version"]:
+    if unchecked := learned().never_checked(deployment):
         found.append(f"No whole run has checked {', '.join(unchecked)}; the interval is wider.")
     if engine.enable_mixed_chunk and deployment.plan.pp > 1:
         found.append("Mixed chunks under PP need SGLang 0.5.23 or later; 0.5.10 refuses to start with both.")
