@@ -116,28 +116,22 @@ def all_reduce_range(prediction: Prediction) -> tuple[float, float] | None:
 
 def datasheet_constants(prediction: Prediction) -> list[str]:
     """Returns the names of the constants of a decode step that rest on a datasheet alone."""
-    return sorted({priced.op.constant for priced in _decode_operations(prediction) if priced.basis == "datasheet"})
-
-
-def _sources_of_guesses(prediction: Prediction) -> Iterator[str]:
-    """Yields what the box says of the origin of each price of a decode step that rests on no measurement of it."""
-    predictor = Predictor(prediction.deployment)
-    batch = predictor.mid_decode(prediction.closed_load)
-    cost = predictor.price.cost(batch)
-    for priced in predictor.operations(batch):
-        if priced.basis == "datasheet":
-            yield cost.hardware.sources[cost.source(priced.op)].text
+    return sorted({priced.op.constant for priced, _ in _decode_operations(prediction) if priced.basis == "datasheet"})
 
 
 def extrapolated_constants(prediction: Prediction) -> list[str]:
     """Returns the names of the constants that a decode step uses outside their measured sizes."""
-    names = sorted({priced.op.constant for priced in _decode_operations(prediction) if priced.extrapolated})
+    names = sorted({priced.op.constant for priced, _ in _decode_operations(prediction) if priced.extrapolated})
     return names or ["prefill"]
 
 
-def _decode_operations(prediction: Prediction) -> Iterator[PricedOp]:
+def _decode_operations(prediction: Prediction) -> Iterator[tuple[PricedOp, str]]:
+    """Yields the operations of a decode step, and what the box says of the origin of their prices."""
     predictor = Predictor(prediction.deployment)
-    return predictor.operations(predictor.mid_decode(prediction.closed_load))
+    batch = predictor.mid_decode(prediction.closed_load)
+    cost = predictor.price.cost(batch)
+    for priced in predictor.operations(batch):
+        yield priced, cost.hardware.sources[cost.source(priced.op)].text
 
 
 def _with_all_reduce(deployment: Deployment, workload: Workload, factor: float) -> SteadyState:
@@ -184,7 +178,7 @@ def caveats(deployment: Deployment) -> list[str]:
             f"How {model.name} spreads tokens over its experts was not measured; a rank exponent of "
             f"{model.moe.routing_skew:g} is assumed."
         )
-    if unchecked := [str(term.kind) for term in learned().unchecked(deployment) if term.kind.dimension != "version"]:
+    if unchecked := learned().never_checked(deployment):
         found.append(f"No whole run has checked {', '.join(unchecked)}; the interval is wider.")
     if engine.enable_mixed_chunk and deployment.plan.pp > 1:
         found.append("Mixed chunks under PP need SGLang 0.5.23 or later; 0.5.10 refuses to start with both.")
@@ -214,8 +208,8 @@ def notes(prediction: Prediction) -> list[str]:
         )
     if prediction.basis["datasheet"] >= NOTEWORTHY_DOUBT:
         share, names = prediction.basis["datasheet"], ", ".join(datasheet_constants(prediction))
-        texts = {re.split(" \\(|:", text)[0] for text in _sources_of_guesses(prediction)}
-        lenders = sorted(text for text in texts if text.startswith("borrowed"))
+        texts = (text for priced, text in _decode_operations(prediction) if priced.basis == "datasheet")
+        lenders = sorted({re.split(" \\(|:", text)[0] for text in texts if text.startswith("borrowed")})
         found.append(
             f"{share:.0%} of the priced time rests on datasheet figures alone ({'; '.join([names, *lenders])}); the "
             "interval is wider."

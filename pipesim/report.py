@@ -15,6 +15,7 @@ from pipesim.overload import Overload, overload
 from pipesim.prediction import GIB, Prediction
 from pipesim.reasons import NAMES, binding_limit, hinge_words, notes, overload_words
 from pipesim.sensitivity import HEADLINES, LEVEL, Confidence
+from pipesim.whole_runs import learned
 from pipesim.workload import Workload
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
@@ -49,7 +50,7 @@ def predict_json(prediction: Prediction) -> dict[str, Any]:
             for rank in range(deployment.plan.tp)
         ],
         "basis": prediction.basis,
-        "unchecked": confidence.never_checked,
+        "unchecked": learned().never_checked(deployment),
     }
 
 

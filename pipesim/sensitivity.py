@@ -116,11 +116,6 @@ class Confidence:
         return self._runs.unchecked(self.prediction.deployment)
 
     @property
-    def never_checked(self) -> list[str]:
-        """What of the deployment no measured run that ships was of, in words; its engine's age is not among it."""
-        return [str(term.kind) for term in self.unchecked if term.kind.dimension != "version"]
-
-    @property
     def whole_run_std(self) -> float:
         """Log standard deviation of a whole run of checked kinds that no constant explains."""
         return math.sqrt(self._runs.base_variance(self.prediction.deployment))

@@ -68,6 +68,10 @@ class WholeRuns:
             if kind.name not in self.checked.get(kind.dimension, ())
         )
 
+    def never_checked(self, deployment: Deployment) -> list[str]:
+        """Returns what of a deployment no measured run was of, in words; its engine's age is not among it."""
+        return [str(term.kind) for term in self.unchecked(deployment) if term.kind.dimension != "version"]
+
     def base_variance(self, deployment: Deployment) -> float:
         """Returns the log variance of every whole run of checked kinds: that of the box's own calibration runs.
 

@@ -9,8 +9,8 @@ import tomlkit
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipesim.calibration import write_host
 from pipesim.calibration.runs import RunFit
+from pipesim.calibration.write import put, with_host
 from pipesim.cost import CostModel
 from pipesim.deployment import ParallelPlan
 from pipesim.engine_settings import EngineSettings
@@ -437,7 +437,7 @@ def test_a_box_that_rests_on_another_can_be_calibrated_in_place(name: str, tmp_p
     curve = next(c for c in box.collectives if (c.op, c.ranks, c.implementation) == ("all_reduce", 8, "nccl"))
     assert "nccl_two_tests_8.txt" in box.sources[curve.source].text
     for factor in (2.0, 0.5, 0.5):
-        write_host(path, RunFit(("mine tpot_s",), {"vllm": {"launch": factor}}, (0.1,), 0.0))
+        put(path, with_host(path, RunFit(("mine tpot_s",), {"vllm": {"launch": factor}}, (0.1,), 0.0)))
     box = load_hardware(str(path))
     assert box.host.model_copy(update={"engines": {}}) == BOXES[name].host
     eager = HostWork("launch", launches=100)
@@ -459,7 +459,7 @@ def test_cpu_times_of_another_host_count_as_a_datasheet(name: str) -> None:
 def test_what_runs_say_of_an_engine_on_one_host_is_not_lent(tmp_path: Path) -> None:
     lender, borrower = tmp_path / "lender.toml", tmp_path / "borrower.toml"
     lender.write_text((ROOT / "hardware_profiles" / "h200-sxm-x8.toml").read_text("utf-8"), encoding="utf-8")
-    write_host(lender, RunFit(("its tpot_s",), {"sglang": {"scheduler": 3.0}}, (0.1,), 0.0))
+    put(lender, with_host(lender, RunFit(("its tpot_s",), {"sglang": {"scheduler": 3.0}}, (0.1,), 0.0)))
     text = (ROOT / "hardware_profiles" / "h20-sxm-x8.toml").read_text("utf-8")
     borrower.write_text(text.replace('"h200-sxm-x8"', '"lender.toml"'), encoding="utf-8")
     assert load_hardware(str(lender)).host.engines["sglang"].scheduler == 3.0

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipesim.calibration import cases, curve_from_points, difference, write_profile
+from pipesim.calibration import cases
 from pipesim.calibration.box import CalibrationReport, calibration_text, fit_curves, fit_kernels
 from pipesim.calibration.cases import experts_op
-from pipesim.calibration.curves import CurveFit, fit_collectives
+from pipesim.calibration.curves import CurveFit, curve_from_points, fit_collectives
 from pipesim.calibration.doubts import doubts
 from pipesim.calibration.fit import KernelFit, fit_kernel, kernel_seconds, select
 from pipesim.calibration.solve import errors_of
+from pipesim.calibration.write import put, with_fits
 from pipesim.cost import CostModel
 from pipesim.cost.collectives import curve_seconds
 from pipesim.cost.experts import counted_expert_work
@@ -125,8 +126,8 @@ class TestShippedConstants:
 
     def test_a_calibrated_profile_is_calibrated(self, profile: Path) -> None:
         fits = [*kernel_fits().values(), *curve_fits().values()]
-        write_profile(profile, fits)
-        assert difference(profile, fits) == ""
+        put(profile, with_fits(profile, fits))
+        assert put(profile, with_fits(profile, fits), dry_run=True) == ""
 
 
 BOXES = {
@@ -276,7 +277,7 @@ class TestWriting:
         ).replace(f"compute = {fit.constants['compute']}", "compute = 0.5 # guessed")
         assert changed.count("# mine") == changed.count("# guessed") == 1
         profile.write_text(changed, encoding="utf-8")
-        write_profile(profile, [fit])
+        put(profile, with_fits(profile, [fit]))
         after = profile.read_text(encoding="utf-8")
         comments = [line for line in changed.splitlines() if line.startswith("#")]
         assert [line for line in after.splitlines() if line.startswith("#")] == comments
@@ -284,7 +285,7 @@ class TestWriting:
         assert "compute = 0.5" not in after
 
     def test_sources_name_package_version_table_and_errors(self, profile: Path, fit: KernelFit) -> None:
-        write_profile(profile, [fit])
+        put(profile, with_fits(profile, [fit]))
         loaded = load_hardware(str(profile))
         text = loaded.sources[loaded.efficiency["mla_prefill_absorbed"].source].text
         for part in (kernels.PACKAGE, kernels.package_version(), SYSTEM, "mla", fit.cases.table.version, "left out"):
@@ -293,7 +294,7 @@ class TestWriting:
     def test_the_difference_writes_nothing(self, profile: Path, fit: KernelFit) -> None:
         text = profile.read_text(encoding="utf-8").replace(f"compute = {fit.constants['compute']}", "compute = 0.5")
         profile.write_text(text, encoding="utf-8")
-        changes = difference(profile, [fit])
+        changes = put(profile, with_fits(profile, [fit]), dry_run=True)
         assert "-compute = 0.5" in changes
         assert f"+compute = {fit.constants['compute']}" in changes
         assert profile.read_text(encoding="utf-8") == text
@@ -309,7 +310,7 @@ class TestWriting:
 
         monkeypatch.setattr(os, "replace", fail)
         with pytest.raises(ProfileError, match="No space left"):
-            write_profile(profile, [fit])
+            put(profile, with_fits(profile, [fit]))
         assert profile.read_text(encoding="utf-8") == text
         assert [path.name for path in profile.parent.iterdir()] == [profile.name]
 
@@ -317,7 +318,7 @@ class TestWriting:
         text = profile.read_text(encoding="utf-8")
         fit.constants["compute"] = 2.0
         with pytest.raises(ProfileError, match=r"efficiency\.mla_prefill_absorbed\.compute"):
-            write_profile(profile, [fit])
+            put(profile, with_fits(profile, [fit]))
         assert profile.read_text(encoding="utf-8") == text
 
     @pytest.mark.parametrize("text", ["", "schema_version = 1\nname = ", "schema_version = 9"])
@@ -325,7 +326,7 @@ class TestWriting:
         path = tmp_path / "broken.toml"
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ProfileError, match=r"broken\.toml"):
-            write_profile(path, [fit])
+            put(path, with_fits(path, [fit]))
 
 
 @pytest.mark.parametrize("name", ["h200-sxm-x8", "h100-sxm-x8", "b200-sxm-x8", "a100-sxm-x8", "l40s-x8"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipesim.calibration import curves_from_nccl_tests, fit_runs
-from pipesim.calibration.runs import calibration_runs
+from pipesim.calibration.box_files import curves_from_nccl_tests
+from pipesim.calibration.runs import calibration_runs, fit_runs
 from pipesim.cost import CostModel
 from pipesim.errors import ProfileError
 from pipesim.ops import Collective

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipesim.calibration.box import calibrate_hardware, calibration_text
 from pipesim.calibration.box_files import curves_from_nccl_tests, measured_curves_text, run_fit_text
 from pipesim.calibration.runs import fit_runs
-from pipesim.calibration.write import difference, host_difference, write_host, write_profile
+from pipesim.calibration.write import put, with_fits, with_host
 from pipesim.errors import UsageError
 from pipesim.files import write_whole
 from pipesim.profiles.hardware import HardwareProfile
@@ -102,14 +102,10 @@ def _calibrated(
         texts.append(calibration_text(kernels))
     if nccl_tests:
         curves = curves_from_nccl_tests(nccl_tests, profile)
-        changes.append(difference(path, curves.fits))
+        changes.append(put(path, with_fits(path, curves.fits), dry_run))
         texts.append(measured_curves_text(curves))
-        if not dry_run:
-            write_profile(path, curves.fits)
     if runs:
         fit = fit_runs(load_runs(runs), profile)
-        changes.append(host_difference(path, fit))
+        changes.append(put(path, with_host(path, fit), dry_run))
         texts.append(run_fit_text(fit))
-        if not dry_run:
-            write_host(path, fit)
     return Calibration(path, not dry_run, tuple(texts), tuple(filter(None, changes)))

@@ -11,7 +11,7 @@ from pipesim.calibration.doubts import doubts
 from pipesim.calibration.fit import KernelFit, fit_kernel, with_memory
 from pipesim.calibration.grouped_cases import grouped_cases
 from pipesim.calibration.solve import Errors
-from pipesim.calibration.write import difference, write_profile
+from pipesim.calibration.write import put, with_fits
 from pipesim.importers import STACKS
 from pipesim.importers import kernel_tables as kernels
 from pipesim.profiles.hardware import Gpu
@@ -50,9 +50,7 @@ def calibrate_hardware(profile_path: Path, system: str, dry_run: bool) -> Calibr
     """
     gpu = check_hardware_document(read_toml(profile_path), profile_path).gpu
     fits, curves = fit_kernels(system, gpu), fit_curves(system)
-    changes = difference(profile_path, [*fits, *curves])
-    if not dry_run and changes:
-        write_profile(profile_path, [*fits, *curves])
+    changes = put(profile_path, with_fits(profile_path, [*fits, *curves]), dry_run)
     package = f"{kernels.PACKAGE} {kernels.package_version()}"
     written = not dry_run and bool(changes)
     return CalibrationReport(profile_path, system, package, fits, curves, doubts(fits, gpu), changes, written)

@@ -23,23 +23,18 @@ OPTIONAL = ("weight_reread", "head_block", "kv_splits", "longest_split", "most_s
 """Fields of Efficiency that are left out where they have their default."""
 
 
-def write_host(path: Path, fit: RunFit) -> None:
-    """Puts an engine's CPU times, as whole runs give them, into a hardware profile, atomically. Raises ProfileError."""
-    _replace_text(path, _with_host(path, fit))
-
-
-def host_difference(path: Path, fit: RunFit) -> str:
-    """Returns the unified diff that `write_host` would make. Raises ProfileError."""
-    return _unified(path, _with_host(path, fit))
-
-
-def write_profile(path: Path, fits: Sequence[Fit]) -> None:
-    """Puts the fitted constants and their sources into a hardware profile; a failure leaves the file as it was.
+def put(path: Path, new: str, dry_run: bool = False) -> str:
+    """Returns the unified diff to a new text of a profile, and puts it into the file unless dry or empty.
 
     Raises:
-        ProfileError: when the file cannot be read or written, or would not be a valid profile with these constants.
+        ProfileError: when the file cannot be written, and is left as it was.
     """
-    _replace_text(path, _updated(path, fits))
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
+    names = path.name, f"{path.name} (calibrated)"
+    changes = "".join(difflib.unified_diff(old.splitlines(True), new.splitlines(True), *names))
+    if changes and not dry_run:
+        _replace_text(path, new)
+    return changes
 
 
 def _replace_text(path: Path, text: str) -> None:
@@ -58,18 +53,6 @@ def _replace_text(path: Path, text: str) -> None:
         raise ProfileError(path, "", error.strerror or "no way to write", "a file that can be written") from None
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def difference(path: Path, fits: Sequence[Fit]) -> str:
-    """Returns the unified diff that `write_profile` would make, empty where nothing changes. Raises ProfileError."""
-    return _unified(path, _updated(path, fits))
-
-
-def _unified(path: Path, new: str) -> str:
-    old = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return "".join(
-        difflib.unified_diff(old.splitlines(True), new.splitlines(True), path.name, f"{path.name} (calibrated)")
-    )
 
 
 def source_text(fit: Fit) -> str:
@@ -92,7 +75,8 @@ def source_key(fit: Fit) -> str:
     return f"collectives-{fit.table.stack if fit.table else 'nccl-tests'}"
 
 
-def _with_host(path: Path, fit: RunFit) -> str:
+def with_host(path: Path, fit: RunFit) -> str:
+    """Returns a hardware profile with an engine's CPU times as whole runs give them. Raises ProfileError."""
     tomlkit = extra("tomlkit")
     host = check_hardware_document(read_toml(path), path).host
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
@@ -110,7 +94,12 @@ def _with_host(path: Path, fit: RunFit) -> str:
     return new
 
 
-def _updated(path: Path, fits: Sequence[Fit]) -> str:
+def with_fits(path: Path, fits: Sequence[Fit]) -> str:
+    """Returns a hardware profile with fitted constants and their sources.
+
+    Raises:
+        ProfileError: when the file cannot be read, or would not be a valid profile with these constants.
+    """
     tomlkit = extra("tomlkit")
     before = check_hardware_document(read_toml(path), path)
     document = tomlkit.parse(path.read_text(encoding="utf-8"))

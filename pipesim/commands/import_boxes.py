@@ -116,7 +116,7 @@ def import_nccl_tests(
 
     Example: pipesim import nccl-tests all_reduce_8.txt all_gather_8.json --base h100-sxm-x8
     """
-    from pipesim.calibration import curves_from_nccl_tests  # noqa: PLC0415 - brings scipy
+    from pipesim.calibration.box_files import curves_from_nccl_tests  # noqa: PLC0415 - brings scipy
     from pipesim.calibration.write import curve_texts, source_key  # noqa: PLC0415
 
     base = _base(base, files)

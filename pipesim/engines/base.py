@@ -135,8 +135,8 @@ class LoopShape:
     """Whether every stage forms batches of its own (`StagePolicy`), so that micro-batches merge and split."""
 
 
-class Policy(Protocol):
-    """The scheduler of one run: it owns the queue and the slots, and knows no clock of its own."""
+class _Queue(Protocol):
+    """What every scheduler has."""
 
     loop: LoopShape
 
@@ -145,6 +145,14 @@ class Policy(Protocol):
 
     def submit(self, request: Request) -> None:
         """Puts a request into the waiting queue."""
+
+    @property
+    def decode_gaps(self) -> "DecodeGaps":
+        """Gaps between tokens so far."""
+
+
+class Policy(_Queue, Protocol):
+    """The scheduler of one run: it owns the queue and the slots, and knows no clock of its own."""
 
     def form(self, slot: int) -> MicroBatch | None:
         """Returns the next micro-batch of a slot, or None when the slot has nothing to do."""
@@ -159,31 +167,15 @@ class Policy(Protocol):
     def idle(self) -> bool:
         """Whether no request waits or runs."""
 
-    @property
-    def decode_gaps(self) -> "DecodeGaps":
-        """Gaps between tokens so far."""
 
-
-class StagePolicy(Protocol):
+class StagePolicy(_Queue, Protocol):
     """The schedulers of one run where every stage forms batches of its own."""
-
-    loop: LoopShape
-
-    def measure(self, first_stage: Callable[[Batch], int]) -> None:
-        """Times batches [ps] on the first stage before any request comes, as an engine may at start-up."""
-
-    def submit(self, request: Request) -> None:
-        """Puts a request into the waiting queue."""
 
     def form(self, stage: int, waiting: deque[Parcel]) -> StageBatch | None:
         """Takes what a free stage runs next out of what waits before it; None when that is nothing."""
 
     def complete(self, parcel: Parcel, now: int) -> tuple[list[Request], Parcel | None]:
         """Hands out the tokens of what left the last stage; returns the requests that ended and what goes round."""
-
-    @property
-    def decode_gaps(self) -> "DecodeGaps":
-        """Gaps between tokens so far."""
 
 
 @dataclass(slots=True)
