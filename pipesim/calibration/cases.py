@@ -105,24 +105,28 @@ def gemm_cases(system: str, storage: str, dtypes: Sequence[str]) -> list[Cases]:
     return [replace(cases, rate=_rate(storage))]
 
 
-def expert_cases(system: str, storage: str, stack: str) -> list[Cases]:
+def expert_cases(system: str, gpu: Gpu, storage: str, stack: str) -> list[Cases]:
     """Returns routed experts that read more than the L2 cache, or little: with weights read once, and per row block.
 
-    The little show what a call takes at least; between, weights stay in L2 from one timed call to the next.
+    The little show what a call takes at least; between, weights stay in L2 from one timed call to the next. Rows that
+    would read their weights faster than the memory's clock allows are left out: from some 32 tokens on, rows of
+    balanced routing take no longer than a part of the experts that they are said to touch.
     """
     table = kernels.find_table(system, "moe", "moe", [stack])
     dtype, wanted, text = MOE_ROWS[storage]
-    l2 = kernels.l2_bytes(system)
+    l2, fastest, impossible = kernels.l2_bytes(system), gpu.memory_bandwidth * gpu.most_memory, 0
     rows = []
     for row in kernels.read_moe(table.path, dtype) if table else ():
         op = experts_op(row, storage)
         size = op.weights_per_expert * op.bytes_per_weight * np.count_nonzero(collector_rows(row))
         if wanted(row) and not FEW_EXPERT_BYTES < size <= l2:
-            rows.append((row, op))
+            impossible += int(size > fastest * row.seconds)
+            rows += [(row, op)] if size <= fastest * row.seconds else []
     if table is None or not rows:
         return []
     kernel = f"moe_{storage}" if stack == STACKS[0] else f"moe_{storage}@{stack}"
     text = f"{storage}, {text}, TP 1 to 8, three routings, weights above {l2 / 2**20:.0f} MiB or below 16 MB"
+    text += f", less {impossible:,} faster than the memory" if impossible else ""
     candidates = []
     for reread in (0.0, 1.0):
         works = [counted_expert_work(op, collector_rows(row), reread) for row, op in rows]
