@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from pipesim.prediction import Prediction
 from pipesim.reasons import NAMES
-from pipesim.report import explain_json, predict_json
+from pipesim.report import LATENCIES, bar, explain_json, heading, largest_first, predict_json, time_text
 from pipesim.sensitivity import LEVEL, Confidence
+from pipesim.tables import Table
 
 if TYPE_CHECKING:  # a prediction does without the modules of other commands
     from pipesim.validation import Validation
     from pipesim.whatif import Explanation
 
-LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "E2E"}
+BAR = 40
+"""Characters of a bar of 100 %."""
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -77,18 +79,18 @@ def _rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return csv_text([*names, "interval_low", "interval_high"], table)
 
 
-def explain_markdown(explanation: "Explanation") -> str:
-    """Returns what each change would buy as a table in Markdown."""
+def changes_table(explanation: "Explanation") -> Table:
+    """Returns what each change would buy."""
     rows = [
-        [
+        (
             change.label,
             f"{change.output_tokens_per_s:,.1f}",
             f"{change.speedup:.2f}×",
             f"{change.interval[0]:.2f} to {change.interval[1]:.2f}×",
-        ]
+        )
         for change in explanation.changes
     ]
-    return markdown_table(["change", "tok/s", "speed-up", f"{LEVEL:.0%} interval"], rows)
+    return Table(["what one change would buy", "tok/s", "speed-up", f"{LEVEL:.0%} interval"], rows)
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -100,25 +102,25 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table in Markdown: the first column to the left, the others to the right."""
-    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n" for cells in lines)
+def figures_table(prediction: Prediction) -> Table:
+    """Returns the throughput and the latencies of a prediction with their intervals."""
+    confidence = Confidence(prediction)
+    low, high = confidence.interval("output_tokens_per_s")
+    rate = f"{prediction.mean('output_tokens_per_s'):,.1f} tok/s"
+    rows = [["output", rate, "", "", f"{low:,.1f} to {high:,.1f} tok/s"]]
+    for label, name in LATENCIES.items():
+        interval = " to ".join(map(time_text, confidence.interval(name)))
+        rows.append([label, *map(time_text, prediction.latency(name)), interval])
+    return Table(["", "mean", "p50", "p99", f"{LEVEL:.0%} interval of the mean"], rows)
+
+
+def shares_table(prediction: Prediction) -> Table:
+    """Returns where the GPUs' time goes, largest share first, with bars of characters, which show everywhere."""
+    rows = [(NAMES[name], f"{share:.1%}", bar(share, BAR)) for name, share in largest_first(prediction.breakdown)]
+    return Table(["where the GPUs' time goes", "share", ""], rows)
 
 
 def predict_markdown(prediction: Prediction) -> str:
     """Returns a prediction as two tables in Markdown: its numbers with their intervals, and where the time goes."""
-    deployment, confidence = prediction.deployment, Confidence(prediction)
-    low, high = confidence.interval("output_tokens_per_s")
-    rows = [["output", f"{prediction.mean('output_tokens_per_s'):,.1f} tok/s", f"{low:,.1f} to {high:,.1f} tok/s"]]
-    for metric, name in LATENCIES.items():
-        low, high = (1e3 * value for value in confidence.interval(metric))
-        rows.append([name, f"{1e3 * prediction.latency(metric).mean:,.1f} ms", f"{low:,.1f} to {high:,.1f} ms"])
-    shares = sorted(prediction.breakdown.items(), key=lambda item: -item[1])
-    return "\n".join(
-        [
-            f"### {deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}\n",
-            markdown_table(["", "mean", f"{LEVEL:.0%} interval"], rows),
-            markdown_table(["GPU time", "share"], [[NAMES[name], f"{share:.1%}"] for name, share in shares if share]),
-        ]
-    )
+    tables = figures_table(prediction), shares_table(prediction)
+    return "\n".join([f"### {heading(prediction)}\n", *(table.markdown() for table in tables)])

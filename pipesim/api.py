@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal
@@ -12,19 +11,20 @@ from pipesim import validation, whatif
 from pipesim.asking import SEARCHED, Grid, ask_openly
 from pipesim.axes import Method
 from pipesim.calibration.apply import calibrate as calibrate_profile
-from pipesim.commands.plan import batch_job, objective, plan_question, prices
+from pipesim.commands.plan import SearchFlags
 from pipesim.commands.sweep import sweep_of
 from pipesim.engine_settings import EngineName
 from pipesim.errors import ProfileError, UsageError
 from pipesim.fitting import deploy
-from pipesim.keywords import axis_of, checked, context_of, documented, named, options
-from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, DEFAULT_MODEL, Question, question
+from pipesim.keywords import axis_of, checked, context_of, documented, named
+from pipesim.options import DEFAULT_ENGINE, OPTIONS, Question, question
 from pipesim.planning.question import Percentile, RankBy
 from pipesim.planning.search import search
 from pipesim.prediction import Predictor
 from pipesim.profiles import store
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.profiles.names import DEFAULT_HARDWARE, DEFAULT_MODEL
 from pipesim.results import Calibration, Explanation, Plans, Prediction, Sweep, Validation, shown, sweep_result
 from pipesim.simulation import Detail
 from pipesim.sweeping.run import sweep_rows
@@ -161,8 +161,8 @@ def sweep(
     models = _by_name("--model", [_model(one) for one in _listed(model)])
     boxes = _by_name("--hardware", [_hardware(one) for one in _listed(hardware)])
     given = {"model": list(models), "hardware": list(boxes)} | named(flags)
-    axes = {name: axis_of(name, given[name]) for name in options() if name in given}
-    defaults = {option.name: option.default for option in options().values()}
+    axes = {name: axis_of(name, given[name]) for name in OPTIONS if name in given}
+    defaults = {option.name: option.default for option in OPTIONS.values()}
     grid = Grid(axes, defaults, functools.partial(question, context_of(given)))
     points = sweep_of(grid, models, boxes, (method, seeds, seed))
     return sweep_result(points.columns, axes, list(sweep_rows(points, jobs)))
@@ -221,17 +221,21 @@ def plan(
     _check_count("--jobs", jobs)
     boxes = tuple(_by_name("--hardware", [_hardware(one) for one in _listed(hardware)]).values())
     asked = _question(model, boxes[0], flags, searched=SEARCHED)
-    price = None if gpu_hour_price is None else prices(str(gpu_hour_price), [box.name for box in boxes])
-    goal = objective(rank_by, slo_percentile, max_ttft, max_tpot, price)
-    wanted = replace(
-        plan_question(asked, _model(model), boxes, engine, goal),
-        gpus=gpus,
-        best_partition=best_partition,
-        best_placement=best_placement,
-        seeds=seeds,
-        first_seed=seed,
+    said = SearchFlags(
+        gpus,
+        max_ttft,
+        max_tpot,
+        slo_percentile,
+        rank_by,
+        None if gpu_hour_price is None else str(gpu_hour_price),
+        gpu_watts,
+        total_tokens,
+        num_requests,
+        best_partition,
+        best_placement,
     )
-    return shown(Plans, search(wanted, jobs), job=batch_job(total_tokens, num_requests, gpu_watts))
+    wanted = said.question(asked, _model(model), boxes, engine, (seeds, seed))
+    return shown(Plans, search(wanted, jobs), job=said.job)
 
 
 def validate(paths: Iterable[Name] | Name = (), seeds: int = validation.SEEDS) -> Validation:
@@ -277,7 +281,7 @@ def _question(model: Model, hardware: Hardware, flags: Any, searched: tuple[str,
     """Returns the question that keywords ask; what was passed for the profiles counts as said unless it is default."""
     given = checked(flags)
     said = {name: _name(profile) for name, profile in (("model", model), ("hardware", hardware))}
-    said = {name: text for name, text in said.items() if text != options()[name].default}
+    said = {name: text for name, text in said.items() if text != OPTIONS[name].default}
     return ask_openly({"context": context_of(given | said), **given, **said}, searched)
 
 

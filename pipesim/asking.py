@@ -5,60 +5,59 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from pipesim.axes import axis_values
+from pipesim.deployment import ParallelPlan
 from pipesim.errors import UsageError
-from pipesim.options import Question, parse_integers, question
+from pipesim.flags import made, options_of
+from pipesim.options import OPTIONS, Question, hint_of, question
 
-DEGREES = (
-    "tp",
-    "pp",
-    "ep",
-    "enable_expert_parallel",
-    "dp_attention",
-    "dcp",
-    "replicas",
-    "layer_partition",
-    "placement",
-)
-"""Parameters of `question` that say how a model is split."""
-LISTS = {"layer_partition": "15,15,15,16", "placement": "0,2,1,3"}
-"""Parameters that hold a list, and an example."""
-SEARCHED = (
-    *DEGREES,
-    "pp_max_micro_batch_size",
-    "pp_async_batch_depth",
-    "chunked_prefill_size",
-    "kv_cache_dtype",
-)
-"""Parameters of `question` that a search for the best plan chooses where they are not given."""
+DEGREES = (*(o.name for o in options_of(ParallelPlan) if o.name != "balancer"), "enable_expert_parallel")
+"""Options that say how a model is split."""
+SEARCHED = (*DEGREES, "pp_max_micro_batch_size", "pp_async_batch_depth", "chunked_prefill_size", "kv_cache_dtype")
+"""Options that a search for the best plan chooses where they are not given."""
 
 
-def takes(source: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator for commands whose first parameter is what `source` makes of options.
-
-    The command then has the options of `source` in the place of that parameter, and its own behind them.
-    """
-    shared = inspect.signature(source).parameters
+def takes(owner: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns a decorator for commands with a parameter of a dataclass: it is made of the options of its fields."""
+    options = {option.name: (hint_of(option), option.default) for option in options_of(owner)}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command).parameters.values())[1:]
-        hints = get_type_hints(source, include_extras=True) | get_type_hints(command, include_extras=True)
+        own = _own(command)
+        into = next(name for name, (hint, _) in own.items() if hint is owner)
+        del own[into]
 
         @functools.wraps(command)
         def ask(**given: Any) -> None:
-            asked = source(**{name: given.pop(name) for name in shared})
-            command(asked, **given)
+            said = made(owner, {name: given.pop(name) for name in options})
+            command(**{into: said}, **given)
 
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
-        ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        ask.__annotations__ = {parameter.name: hints[parameter.name] for parameter in parameters}
-        return ask
+        return _with(ask, options | own)
 
     return decorate
+
+
+def _own(function: Callable[..., Any], skipped: int = 0) -> dict[str, tuple[Any, Any]]:
+    """Returns hint and default of a function's parameters by name, without the first few."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = list(inspect.signature(function).parameters.values())[skipped:]
+    return {parameter.name: (hints[parameter.name], parameter.default) for parameter in parameters}
+
+
+def _with(ask: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """Returns a function that Typer takes to have parameters of these hints and defaults."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    ask.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, keyword, default=at, annotation=hint) for name, (hint, at) in parameters.items()]
+    )
+    ask.__annotations__ = {name: hint for name, (hint, _) in parameters.items()}
+    return ask
+
+
+CONTEXT = {"context": (typer.Context, inspect.Parameter.empty)}
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,25 +77,19 @@ def asks_openly(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _asking(command: Callable[..., None], searched: tuple[str, ...]) -> Callable[..., None]:
-    own = {parameter.name: parameter for parameter in list(inspect.signature(command).parameters.values())[1:]}
-    shared = {name: p for name, p in inspect.signature(question).parameters.items() if name not in own}
-    hints = get_type_hints(question, include_extras=True) | get_type_hints(command, include_extras=True)
+    own = _own(command, 1)
+    shared = {name: option for name, option in OPTIONS.items() if name not in own}
 
     @functools.wraps(command)
     def ask(**given: Any) -> None:
-        asked = ask_openly({name: given.pop(name) for name in shared}, searched)
+        asked = ask_openly({name: given.pop(name) for name in (*CONTEXT, *shared)}, searched)
         command(asked, **given)
 
-    parameters = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None if p.name in searched else p.default)
-        for p in (*shared.values(), *own.values())
-    ]
-    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    ask.__annotations__ = {
-        parameter.name: _optional(hints[parameter.name]) if parameter.name in searched else hints[parameter.name]
-        for parameter in parameters
+    parameters = {
+        name: (hint_of(option, option.kind | None), None) if name in searched else (hint_of(option), option.default)
+        for name, option in shared.items()
     }
-    return ask
+    return _with(ask, CONTEXT | parameters | own)
 
 
 def ask_openly(given: Mapping[str, Any], searched: Sequence[str] = SEARCHED) -> Question:
@@ -107,16 +100,8 @@ def ask_openly(given: Mapping[str, Any], searched: Sequence[str] = SEARCHED) -> 
     fixed = {name: given[name] for name in searched if given.get(name) is not None}
     left_open = {name for name in searched if name in DEGREES or given.get(name) is None}
     asked = question(**{name: value for name, value in given.items() if name not in left_open})
-    for name, example in LISTS.items():
-        if name in fixed:
-            fixed[name] = parse_integers(f"--{name.replace('_', '-')}", fixed[name], example)
-    return replace(asked, fixed=fixed)
-
-
-def _optional(hint: Any) -> Any:
-    """Returns the hint of an option that may be left out, whatever its type."""
-    kind, option = get_args(hint)
-    return Annotated[kind | None, option]
+    lists = {name: OPTIONS[name].read(text) for name, text in fixed.items() if OPTIONS[name].numbers}
+    return replace(asked, fixed=fixed | lists)
 
 
 @dataclass(frozen=True)
@@ -136,42 +121,26 @@ def asks_grid(command: Callable[..., None]) -> Callable[..., None]:
     A value option takes several values and ranges (see `axis_values`); a switch is set for all points, or varied with
     `--vary NAME=true,false`, which takes any option's name.
     """
-    own = {parameter.name: parameter for parameter in list(inspect.signature(command).parameters.values())[1:]}
-    shared = {name: p for name, p in inspect.signature(question).parameters.items() if name != "context"}
-    hints = get_type_hints(question, include_extras=True)
-    kinds = {name: get_args(hints[name])[0] for name in shared}
-    flags = {name: str(get_args(hints[name])[1].default).partition("/")[0] for name in shared}
+    switches = {name for name, option in OPTIONS.items() if option.kind is bool}
 
     @functools.wraps(command)
     def ask(context: typer.Context, vary: list[str] | None, **given: Any) -> None:
-        texts = {name: given.pop(name) for name in shared}
-        switches = {name: texts.pop(name) for name in shared if kinds[name] is bool}
-        texts |= dict(_varied(part, shared, flags) for part in vary or [])
+        texts = {name: given.pop(name) for name in OPTIONS}
+        set_for_all = {name: texts.pop(name) for name in switches}
+        texts |= dict(map(_varied, vary or []))
         axes = {
-            name: axis_values(flags[name], texts[name], *_reader(kinds[name]), _separator(name))
-            for name in shared
+            name: axis_values(option.flag, texts[name], *_reader(option.kind), ";" if option.numbers else ",")
+            for name, option in OPTIONS.items()
             if texts.get(name) is not None
         }
-        defaults = {name: parameter.default for name, parameter in shared.items()} | switches
+        defaults = {name: option.default for name, option in OPTIONS.items()} | set_for_all
         command(Grid(axes, defaults, functools.partial(question, context)), **given)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own_hints = get_type_hints(command, include_extras=True)
-    texts = {name: Annotated[str | None, get_args(hints[name])[1]] for name in shared}
-    parameters = [
-        inspect.Parameter("context", keyword, annotation=typer.Context),
-        *(
-            inspect.Parameter(name, keyword, default=p.default, annotation=hints[name])
-            if kinds[name] is bool
-            else inspect.Parameter(name, keyword, default=None, annotation=texts[name])
-            for name, p in shared.items()
-        ),
-        inspect.Parameter("vary", keyword, default=None, annotation=Vary),
-        *(p.replace(kind=keyword, annotation=own_hints[name]) for name, p in own.items()),
-    ]
-    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    ask.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return ask
+    parameters = {
+        name: (hint_of(option), option.default) if name in switches else (hint_of(option, str | None), None)
+        for name, option in OPTIONS.items()
+    }
+    return _with(ask, CONTEXT | parameters | {"vary": (Vary, None)} | _own(command, 1))
 
 
 Vary = Annotated[
@@ -179,30 +148,27 @@ Vary = Annotated[
 ]
 
 
-def _varied(given: str, shared: Mapping[str, Any], flags: Mapping[str, str]) -> tuple[str, str]:
+def _varied(given: str) -> tuple[str, str]:
     name, equals, values = given.partition("=")
     wanted = name.strip().removeprefix("--").replace("-", "_")
-    words = {known: {known, flags[known].removeprefix("--").replace("-", "_")} for known in shared}
-    found = next((known for known in shared if wanted in words[known]), "")
-    if not equals or not found:
+    if not equals or wanted not in OPTIONS:
         raise UsageError("--vary", given, "NAME=V1,V2 with the name of an option such as cuda-graph")
-    return found, values
-
-
-def _separator(name: str) -> str:
-    """Values that have commas themselves are set apart by semicolons."""
-    return ";" if name in {*LISTS, "speculative_acceptance"} else ","
+    return wanted, values
 
 
 def _reader(hint: Any) -> tuple[Callable[[str], Any], type[int] | type[float] | None]:
     """Returns what reads one value of an option of some type, and the type where ranges make sense."""
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if isinstance(hint, UnionType) else [hint]
-    kind = kinds[0]
+    kind = kinds_of(hint)[0]
     if kind in {int, float}:
         return kind, kind
     if get_origin(kind) is Literal:
         return functools.partial(_one_of, get_args(kind)), None
     return (_truth if kind is bool else kind), None
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Returns the types that an option may have."""
+    return get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else (hint,)
 
 
 def _one_of(allowed: tuple[str, ...], given: str) -> str:

@@ -6,10 +6,12 @@ from typing import Literal
 
 from pipesim.engine_settings import EngineSettings
 from pipesim.errors import InfeasibleDeployment, UsageError
+from pipesim.flags import check_ranges, flag
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import GqaAttention, ModelProfile
 
-LARGEST_DEGREE = 4096
+DEGREES = 1, 4096
+"""Least and largest degree of a kind of parallelism."""
 FP8_BLOCK = 128
 """Rows and columns of weights that share one scale (`weight_block_size` of DeepSeek-V3's FP8)."""
 ASYNC_BY_DEFAULT, ASYNC_UNDER_PP = (0, 14), (0, 22)
@@ -32,29 +34,34 @@ class ParallelPlan:
         UsageError: when degrees clash that no model and no box could reconcile.
     """
 
-    tp: int = 1
-    pp: int = 1
-    layer_partition: tuple[int, ...] | None = None
-    ep: int = 1
+    tp: int = flag(1, "Tensor-parallel degree.", "--tp", "--tp-size", "--tensor-parallel-size", within=DEGREES)
+    pp: int = flag(1, "Pipeline stages.", "--pp", "--pp-size", "--pipeline-parallel-size", within=DEGREES)
+    layer_partition: tuple[int, ...] | None = flag(
+        None, 'Layers of each stage, such as "15,15,15,16".', example="15,15,15,16"
+    )
+    ep: int = flag(
+        1, "Ranks of a stage that share out experts.", "--ep", "--ep-size", "--expert-parallel-size", within=DEGREES
+    )
     """Groups among which a stage's ranks share out whole experts (SGLang `--ep-size`); within one, columns are split.
 
     vLLM's `--enable-expert-parallel` is `ep` = `tp`.
     """
-    dp_attention: bool = False
-    """Each rank of a stage does the attention of its own requests (SGLang `--enable-dp-attention`, dp = tp)."""
-    dcp: int = 1
-    """Ranks over which decode shares out the KV cache of a request (`--decode-context-parallel-size`)."""
-    replicas: int = 1
-    """Equal copies of the whole deployment behind a balancer."""
-    balancer: Balancer = "round-robin"
-    placement: tuple[int, ...] | None = None
-    """The GPU of each rank, in the order of ranks (CUDA_VISIBLE_DEVICES); None for rank r on GPU r."""
+    dp_attention: bool = flag(
+        False, "Each rank attends for its own requests.", "--dp-attention", "--enable-dp-attention"
+    )
+    """SGLang's, dp = tp."""
+    dcp: int = flag(
+        1, "Ranks that share out a request's KV cache.", "--dcp", "--decode-context-parallel-size", within=DEGREES
+    )
+    replicas: int = flag(1, "Equal servers behind a balancer, on GPUs of their own.", within=DEGREES)
+    balancer: Balancer = flag("round-robin", "How requests are dealt to replicas.")
+    placement: tuple[int, ...] | None = flag(
+        None, 'GPU of each rank, such as "0,2,1,3" (default: in order).', example="0,2,1,3"
+    )
+    """In the order of ranks (CUDA_VISIBLE_DEVICES); None for rank r on GPU r."""
 
     def __post_init__(self) -> None:
-        degrees = {"--tp": self.tp, "--pp": self.pp, "--ep": self.ep, "--dcp": self.dcp, "--replicas": self.replicas}
-        for flag, value in degrees.items():
-            if not 1 <= value <= LARGEST_DEGREE:
-                raise UsageError(flag, value, f"a whole number from 1 to {LARGEST_DEGREE}")
+        check_ranges(self)
         if self.placement is not None and len(set(self.placement)) < max(len(self.placement), self.gpus):
             given = ",".join(map(str, self.placement))
             raise UsageError("--placement", given, f"{self.gpus} different GPUs, one for each rank")
@@ -277,14 +284,14 @@ class Deployment:
         if engine.name == "vllm" and plan.dp_attention:
             wanted = "sglang (vLLM has no such flag, its --data-parallel-size is another layout)"
             raise UsageError("--dp-attention with --engine", engine.name, wanted)
-        for flag, given, title, first in (
+        for spelt, given, title, first in (
             (f"--enable-mixed-chunk with --pp {plan.pp}", engine.enable_mixed_chunk and plan.pp > 1, *MIXED_UNDER_PP),
             ("--prefill-decode-interval", engine.prefill_decode_interval > 0, *PREFILL_DECODE_INTERVAL),
             ("--prefill-schedule-interval", engine.prefill_schedule_interval > 1, *PREFILL_SCHEDULE_INTERVAL),
         ):
             if given and engine.version_before(first):
                 wanted = f"{title} {'.'.join(map(str, first))} or later (older ones stop at start-up)"
-                raise UsageError(f"{flag} and --engine-version", engine.version, wanted)
+                raise UsageError(f"{spelt} and --engine-version", engine.version, wanted)
         if self.positions > self.model.max_positions:
             wanted = f"at most the {self.model.max_positions:,} positions of {self.model.name}, as the engine does,"
             raise UsageError("--context-length", engine.context_length, wanted)

@@ -5,22 +5,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from pipesim.errors import UsageError
+from pipesim.flags import check_ranges, flag, options_of
 
 DEFAULT_SMOOTH_FACTOR = 0.75
 """SGLang srt/environ.py."""
-OWN_FLAGS = {
-    "sglang": (
-        "enable_mixed_chunk",
-        "enable_dynamic_chunking",
-        "prefill_decode_interval",
-        "prefill_decode_interval_min_bs",
-        "schedule_conservativeness",
-        "language_only",
-    ),
-    "vllm": ("prefill_schedule_interval",),
-}
-"""Settings that one engine alone has."""
-
 EngineName = Literal["sglang", "vllm", "rebatch"]
 """rebatch is no engine that exists: every stage batches whatever waits before it (engines/rebatch.py)."""
 SERVERS: tuple[EngineName, ...] = ("sglang", "vllm")
@@ -53,61 +41,86 @@ AllReduceChoice = Literal["auto", "nccl", "custom", "pcie-oneshot"]
 class EngineSettings:
     """Flags of the serving engine, under the engine's own names; None stands for the engine's default."""
 
-    name: EngineName = "sglang"
-    cuda_graph: bool = True
-    pp_max_micro_batch_size: int | None = None
-    pp_async_batch_depth: int = 0
-    max_running_requests: int | None = None
-    chunked_prefill_size: int | None = None
-    context_length: int | None = None
-    """Most tokens of a request, prompt and output; None for the model's positions (vLLM `--max-model-len`)."""
-    mem_fraction_static: float | None = None
-    peer_access: bool | None = None
-    """None is as the box's driver has it."""
-    allreduce: AllReduceChoice = "auto"
-    kv_cache_dtype: KvCacheDtype = "auto"
-    """auto is the model's own."""
-    gpu_memory_utilization: float | None = None
-    """vLLM's share of all memory for everything; SGLang's is `mem_fraction_static`."""
-    async_scheduling: bool | None = None
-    """vLLM's; None is the default of its `version`, see `Deployment.async_scheduling`."""
-    cap_decodes_per_step: bool = False
-    """vLLM's open proposal (PR 57433): at most ceil(max_num_seqs / pp) decodes in one step."""
-    enable_mixed_chunk: bool = False
-    """SGLang's: the decode requests of a slot run in one launch with its prompt tokens, not a turn later."""
-    enable_dynamic_chunking: bool = False
-    """SGLang's under PP: chunks of a long prompt shrink so that each takes about as long."""
-    dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
-    """Share of the way from the set chunk size to the one of equal time (`SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR`)."""
-    prefill_decode_interval: int = 0
-    """SGLang's: turns of the scheduler after a prefill launch that launch none."""
-    prefill_decode_interval_min_bs: int = 0
-    """SGLang's: running requests of the slot from which `prefill_decode_interval` holds."""
-    prefill_schedule_interval: int = 1
-    """vLLM's: steps from one with prompt tokens to the next, while requests decode and none is left waiting."""
-    schedule_conservativeness: float = 1.0
-    """SGLang's: factor on the share of its output that a running request is reckoned to need still."""
-    speculative_acceptance: tuple[float, ...] = ()
+    name: EngineName = flag("sglang", "Serving engine.", "--engine")
+    pp_max_micro_batch_size: int | None = flag(None, "Most requests in one micro-batch slot.", within=(1, 1_000_000))
+    pp_async_batch_depth: int = flag(0, "Slots beyond one per stage.", within=(0, 64))
+    max_running_requests: int | None = flag(
+        None, "Most requests in the server.", "--max-running-requests", "--max-num-seqs", within=(1, 1_000_000)
+    )
+    chunked_prefill_size: int | None = flag(
+        None,
+        "Prompt tokens of one launch.",
+        "--chunked-prefill-size",
+        "--max-num-batched-tokens",
+        within=(16, 10_000_000),
+    )
+    context_length: int | None = flag(
+        None,
+        "Most tokens of a request, output included.",
+        "--context-length",
+        "--max-model-len",
+        within=(1, 10_000_000),
+    )
+    """None for the model's positions."""
+    mem_fraction_static: float | None = flag(
+        None, "SGLang's share of free memory for weights and KV cache (default: SGLang's own where that starts)."
+    )
+    gpu_memory_utilization: float | None = flag(None, "vLLM's share of all GPU memory (default: its own).")
+    """Of all memory for everything; SGLang's is `mem_fraction_static`."""
+    async_scheduling: bool | None = flag(
+        None, "vLLM's scheduler runs ahead (by version).", "--async-scheduling/--no-async-scheduling"
+    )
+    """None is the default of vLLM's `version`, see `Deployment.async_scheduling`."""
+    cap_decodes_per_step: bool = flag(False, "vLLM's open proposal: even groups of --max-num-seqs / pp.")
+    """PR 57433: at most ceil(max_num_seqs / pp) decodes in one step."""
+    version: str | None = flag(None, "Version of the engine that runs.", "--engine-version")
+    language_only: bool = flag(
+        False, "SGLang: without the vision tower, and its cut of the memory share.", engine="sglang"
+    )
+    enable_mixed_chunk: bool = flag(
+        False, "SGLang: a slot's decodes run in one launch with its prompts.", engine="sglang"
+    )
+    """Not a turn later."""
+    enable_dynamic_chunking: bool = flag(
+        False, "SGLang: chunks of a long prompt shrink to equal times.", engine="sglang"
+    )
+    """Under PP."""
+    dynamic_chunking_smooth_factor: float = flag(
+        DEFAULT_SMOOTH_FACTOR, "Share of the way to the chunk of equal time.", within=(0.0, 1.0)
+    )
+    """From the set chunk size (`SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR`)."""
+    prefill_decode_interval: int = flag(
+        0, "SGLang: turns that decode between two prefill launches.", within=(0, 1_000_000), engine="sglang"
+    )
+    prefill_decode_interval_min_bs: int = flag(
+        0, "SGLang: running requests from which that holds.", within=(0, 1_000_000), engine="sglang"
+    )
+    """Of the slot."""
+    prefill_schedule_interval: int = flag(
+        1, "vLLM: prompt tokens in every n-th step only.", within=(1, 1_000_000), engine="vllm"
+    )
+    """While requests decode and none is left waiting."""
+    schedule_conservativeness: float = flag(
+        1.0, "SGLang: factor on the output expected at admission.", within=(0.0, 1000.0), engine="sglang"
+    )
+    """On the share of its output that a running request is reckoned to need still."""
+    speculative_acceptance: tuple[float, ...] = flag(
+        (), 'Acceptance of each draft token, such as "0.7,0.6,0.5".', example="0.7,0.6,0.5"
+    )
     """Probability that a draft token is accepted when those before it were, by position; empty without a draft."""
-    version: str | None = None
-    """Version of the engine that runs, if known."""
-    language_only: bool = False
-    """SGLang's: the vision tower is left out (`--language-only`)."""
+    cuda_graph: bool = flag(True, "Captured decode, or kernels launched eagerly.", "--cuda-graph/--no-cuda-graph")
+    kv_cache_dtype: KvCacheDtype = flag(
+        "auto", "Storage of the KV cache.", kind=str, read=storage_of_kv_cache, metavar="<auto|bf16|fp8>"
+    )
+    """auto is the model's own."""
+    peer_access: bool | None = flag(
+        None, "Peer access between GPUs, or staging through the host (default: as the box).", "--p2p/--no-p2p"
+    )
+    """None is as the box's driver has it."""
+    allreduce: AllReduceChoice = flag("auto", "AllReduce implementation; auto is the engine's own rule.")
 
     def __post_init__(self) -> None:
-        limits = {
-            "--pp-max-micro-batch-size": (self.pp_max_micro_batch_size, 1, 1_000_000),
-            "--pp-async-batch-depth": (self.pp_async_batch_depth, 0, 64),
-            "--max-running-requests": (self.max_running_requests, 1, 1_000_000),
-            "--chunked-prefill-size": (self.chunked_prefill_size, 16, 10_000_000),
-            "--context-length": (self.context_length, 1, 10_000_000),
-            "--prefill-decode-interval": (self.prefill_decode_interval, 0, 1_000_000),
-            "--prefill-decode-interval-min-bs": (self.prefill_decode_interval_min_bs, 0, 1_000_000),
-            "--prefill-schedule-interval": (self.prefill_schedule_interval, 1, 1_000_000),
-        }
-        for flag, (value, low, high) in limits.items():
-            if value is not None and not low <= value <= high:
-                raise UsageError(flag, value, f"a whole number from {low} to {high:,}")
+        check_ranges(self)
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
             raise UsageError("--mem-fraction-static", self.mem_fraction_static, "a number between 0 and 1")
         if not all(0.0 <= acceptance <= 1.0 for acceptance in self.speculative_acceptance):
@@ -115,31 +128,26 @@ class EngineSettings:
         if self.version is not None and not re.match(r"v?0(\.\d+)+", self.version):
             wanted = "a release such as 0.5.23: defaults of memory, budgets and scheduling are looked up by it"
             raise UsageError("--engine-version", self.version, wanted)
-        if not 0.0 <= self.schedule_conservativeness <= 1000.0:
-            raise UsageError("--schedule-conservativeness", self.schedule_conservativeness, "a number from 0 to 1000")
         self._check_chunking()
         if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise UsageError("--gpu-memory-utilization", self.gpu_memory_utilization, "a number above 0 and at most 1")
 
     def _check_chunking(self) -> None:
-        for engine, names in OWN_FLAGS.items():
-            for name in names if self.name != engine else ():
-                if getattr(self, name) != getattr(EngineSettings, name):
-                    flag = "--" + name.replace("_", "-")
-                    raise UsageError(f"{flag} with --engine", self.name, f"{engine}, the one engine with that flag,")
+        for option in options_of(type(self)):
+            if option.said.engine not in {"", self.name} and getattr(self, option.field) != option.unset:
+                wanted = f"{option.said.engine}, the one engine with that flag,"
+                raise UsageError(f"{option.flag} with --engine", self.name, wanted)
         if self.enable_mixed_chunk and self.draft_tokens:
             raise UsageError("--enable-mixed-chunk", True, "no such flag beside a draft, as the engine does,")
         smooth = self.dynamic_chunking_smooth_factor
-        if not 0.0 <= smooth <= 1.0:
-            raise UsageError("--dynamic-chunking-smooth-factor", smooth, "a number from 0 to 1")
         if smooth != DEFAULT_SMOOTH_FACTOR and not self.enable_dynamic_chunking:
             raise UsageError("--dynamic-chunking-smooth-factor", smooth, "--enable-dynamic-chunking beside it")
 
     @property
     def stated(self) -> dict[str, Any]:
         """What is set beyond the engine's defaults, by field."""
-        given = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "name"}
-        return {name: value for name, value in given.items() if value != getattr(EngineSettings, name)}
+        given = {item: getattr(self, item.name) for item in fields(self) if item.name != "name"}
+        return {item.name: value for item, value in given.items() if value != item.default}
 
     @property
     def kernels(self) -> str:

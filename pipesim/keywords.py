@@ -1,57 +1,27 @@
 """The options of the command line as keywords of Python: the same names, defaults and meaning, checked as they are."""
 
 import difflib
-import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import numpy as np
 import typer
 
-from pipesim.asking import LISTS
+from pipesim.asking import kinds_of
 from pipesim.axes import axis_values
 from pipesim.errors import UsageError
-from pipesim.options import question
+from pipesim.flags import Option
+from pipesim.options import OPTIONS
 
-TEXT_LISTS = {*LISTS, "speculative_acceptance"}
-"""Options whose text is a list of numbers; in Python a list is as good."""
 PROFILES = ("model", "hardware")
 """Options that every function has as parameters of its own."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Flags = Mapping[str, Any]
-
-
-class Option(NamedTuple):
-    """One option of `question`."""
-
-    name: str
-    kind: Any
-    default: Any
-    flag: str
-    words: tuple[str, ...]
-    """Every spelling of it as a keyword."""
-    help: str
-
-
-@functools.cache
-def options() -> dict[str, Option]:
-    """Returns the options that ask a question, by name of the parameter."""
-    hints = get_type_hints(question, include_extras=True)
-    found = {}
-    for name, parameter in inspect.signature(question).parameters.items():
-        if name != "context":
-            kind, option = get_args(hints[name])
-            flags = [str(part).partition("/")[0] for part in (option.default, *option.param_decls)]
-            spellings = () if name in PROFILES else (flag.removeprefix("--").replace("-", "_") for flag in flags)
-            words = tuple(dict.fromkeys([name, *spellings]))
-            found[name] = Option(name, kind, parameter.default, flags[0], words, option.help)
-    return found
 
 
 def documented(lists: bool = False) -> Callable[[Function], Function]:
@@ -60,7 +30,7 @@ def documented(lists: bool = False) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
         names = {parameter.name for parameter in own}
-        shared = [option for option in options().values() if option.name not in names]
+        shared = [option for option in OPTIONS.values() if option.name not in names]
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [
             inspect.Parameter(
@@ -69,7 +39,7 @@ def documented(lists: bool = False) -> Callable[[Function], Function]:
             for o in shared
         ]
         function.__signature__ = inspect.Signature([*own, *parameters])  # type: ignore[attr-defined]
-        lines = "".join(f"    {o.name}: {o.help}{_default(o)}\n" for o in shared)
+        lines = "".join(f"    {o.name}: {o.said.help}{_default(o)}\n" for o in shared)
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nFlags, as on the command line:\n{lines}"
         return function
 
@@ -92,7 +62,7 @@ def checked(flags: Flags) -> dict[str, Any]:
 
 def named(flags: Flags) -> dict[str, Any]:
     """Returns keywords under the names of parameters, whichever spelling was given. Raises TypeError."""
-    spellings = {word: option.name for option in options().values() for word in option.words}
+    spellings = {word: option.name for option in OPTIONS.values() for word in _spellings(option)}
     found: dict[str, Any] = {}
     for word, value in flags.items():
         if word not in spellings:
@@ -102,6 +72,12 @@ def named(flags: Flags) -> dict[str, Any]:
             raise TypeError(f"{word!r} was given twice, under two of its names")
         found[spellings[word]] = value
     return found
+
+
+def _spellings(option: Option) -> tuple[str, ...]:
+    """Returns every spelling of an option as a keyword."""
+    words = () if option.name in PROFILES else option.words
+    return (option.name, *(word.partition("/")[0].removeprefix("--").replace("-", "_") for word in words))
 
 
 def context_of(given: Flags) -> typer.Context:
@@ -125,11 +101,10 @@ class _Given:
 
 def value_of(name: str, given: Any) -> Any:
     """Returns the value of one option as `question` takes it. Raises UsageError for a value of another type."""
-    option = options()[name]
-    kinds = get_args(option.kind) if isinstance(option.kind, UnionType) else (option.kind,)
+    option, kinds = OPTIONS[name], kinds_of(OPTIONS[name].kind)
     if given is None and type(None) in kinds:
         return None
-    if name in TEXT_LISTS and _is_several(given):
+    if option.numbers is not None and _is_several(given):
         return ",".join(map(str, given))
     kind = kinds[0]
     if get_origin(kind) is Literal:
@@ -149,11 +124,10 @@ def axis_of(name: str, given: Any) -> Sequence[Any]:
     Raises:
         UsageError: for none, one twice, or one of the wrong type.
     """
-    option = options()[name]
-    kinds = get_args(option.kind) if isinstance(option.kind, UnionType) else (option.kind,)
+    option, kinds = OPTIONS[name], kinds_of(OPTIONS[name].kind)
     if isinstance(given, str) and kinds[0] in {int, float}:
         return axis_values(option.flag, given, kinds[0], kinds[0])
-    several = _is_several(given) and not (name in TEXT_LISTS and all(isinstance(part, Real) for part in given))
+    several = _is_several(given) and not (option.numbers is not None and all(isinstance(part, Real) for part in given))
     values = [value_of(name, part) for part in (given if several else [given])]
     if not values:
         raise UsageError(option.flag, given, "at least one value")

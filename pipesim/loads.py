@@ -5,16 +5,22 @@ import sys
 import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pipesim.errors import UsageError
+from pipesim.errors import PipesimError, UsageError
+from pipesim.flags import flag
 from pipesim.traces import Trace, read_trace
+from pipesim.units import parse_quantity
 from pipesim.workload import LIMITS, Workload
 
 DEFAULT_USERS, WAVES = 32, 6
 """Users of a closed loop, and requests of each, where they are not given: one wave goes before the steady part, and
 one ends after it."""
+
+PASSED_ON = ("context_len", "request_rate", "burstiness", "prefix_cache_hit_rate", "warm_up")
+"""Flags that mean the fields of `Workload` of their names, whatever the preset."""
 
 Like = Literal["sglang-bench", "vllm-bench", "chat", "agent", "batch"]
 
@@ -49,48 +55,72 @@ PRESETS: dict[str | None, Preset] = {None: Preset()} | {
 """By the value of `--like`; what each rests on stands beside it."""
 
 
-def load_of(  # noqa: PLR0913 - what flags say of a load
-    given: Collection[str],
-    like: Like | None,
-    file: Path | None,
-    prefix_cache: bool,
-    *,
-    concurrency: int | None,
-    num_prompts: int | None,
-    input_len: int | None,
-    output_len: int | None,
-    random_range_ratio: float | None,
-    ignore_eos: bool | None,
-    steady: bool | None,
-    **load: Any,
-) -> Workload:
+@dataclass(frozen=True)
+class LoadFlags:
+    """What a person says of a load; None where a preset is to tell."""
+
+    concurrency: int | None = flag(
+        None, "Users of the closed loop; open: most requests in server.", "--concurrency", "--max-concurrency"
+    )
+    request_rate: float | None = flag(None, "Open loop: arrivals per second, or inf.")
+    num_prompts: int | None = flag(None, "Requests in all, all of them measured (default: --steady).")
+    like: Like | None = flag(
+        None, "Load with a benchmark tool's defaults and its meaning of the range ratio, or a kind of traffic."
+    )
+    input_len: int | None = flag(
+        None, "Mean prompt tokens (default: 512).", "--input-len", "--isl", "--random-input-len"
+    )
+    output_len: int | None = flag(
+        None, "Mean output tokens (default: 256).", "--output-len", "--osl", "--random-output-len"
+    )
+    random_range_ratio: float | None = flag(
+        None,
+        "Lengths uniform from L(1-r) to L(1+r), as vLLM's tool has it (default: 0.5); with --like sglang-bench "
+        "from rL to L, where 1 is fixed.",
+    )
+    ignore_eos: bool | None = flag(
+        None, "The client fixes answers' lengths, or they end by themselves.", "--ignore-eos/--no-ignore-eos"
+    )
+    steady: bool | None = flag(
+        None,
+        "Measure a closed loop between its opening wave and its end, or all of it (default with --num-prompts).",
+        "--steady/--whole-run",
+    )
+    context_len: int = flag(0, "Tokens in the KV cache before the prompt.")
+    submit_spacing: str | None = flag(
+        None,
+        "Mean gap between the users' first requests (default: 0.2 ms; with --steady over the time of a request).",
+    )
+    trace: Path | None = flag(None, "Open loop: a trace's arrivals and lengths, in CSV or JSON lines.")
+    prefix_cache: bool = flag(False, "Prompt blocks seen before in the trace (hash_ids) are in the KV cache.")
+    prefix_cache_hit_rate: float = flag(0.0, "Share of every prompt that is in the KV cache already.")
+    burstiness: float = flag(1.0, "Shape of the gamma gaps between arrivals; 1 is Poisson, less is burstier.")
+    duration: str | None = flag(None, 'Open loop: requests are sent until then, such as "60 s".')
+    warm_up: int = flag(0, "First requests to end that the metrics leave out.")
+
+
+def load_of(given: Collection[str], flags: LoadFlags) -> Workload:
     """Returns the load that flags ask for: of a trace file, or drawn as a preset has it.
 
     Args:
         given: names of the flags that a person gave.
-        like: the preset; None for the default.
-        file: a trace.
-        prefix_cache: whether blocks seen before in the trace are cached.
-        concurrency: users of a closed loop, or most requests in the server of an open one.
-        num_prompts: requests in all.
-        input_len: mean prompt tokens (SGLang's tool: the most), or None.
-        output_len: the same of answers.
-        random_range_ratio: spread of lengths in the preset's meaning, or None.
-        ignore_eos: whether lengths are fixed by the client, or None.
-        steady: whether the steady part alone is measured, or None.
-        load: the other fields of `Workload`.
+        flags: their values, and the defaults of the others.
 
     Raises:
         UsageError: for flags that contradict each other or the preset.
     """
-    if file is not None:
-        _check_trace_flags(given, like, load, prefix_cache, random_range_ratio)
-        load |= {"max_concurrency": concurrency, "steady": bool(steady), "ignore_eos": bool(ignore_eos)}
-        trace = _trace(file, num_prompts, load["duration_s"], prefix_cache)
+    like, concurrency, num_prompts = flags.like, flags.concurrency, flags.num_prompts
+    load: dict[str, Any] = {name: getattr(flags, name) for name in PASSED_ON}
+    load["spacing_s"] = parse_flag("--submit-spacing", flags.submit_spacing, "s")
+    load["duration_s"] = parse_flag("--duration", flags.duration, "s")
+    if flags.trace is not None:
+        _check_trace_flags(given, flags)
+        load |= {"max_concurrency": concurrency, "steady": bool(flags.steady), "ignore_eos": bool(flags.ignore_eos)}
+        trace = _trace(flags.trace, num_prompts, load["duration_s"], flags.prefix_cache)
         load["input_len"], load["output_len"], _ = trace.mean_lengths
         return Workload(concurrency=concurrency or DEFAULT_USERS, num_prompts=len(trace), trace=trace, **load)
-    if prefix_cache:
-        raise UsageError("--prefix-cache", prefix_cache, "it beside --trace only")
+    if flags.prefix_cache:
+        raise UsageError("--prefix-cache", flags.prefix_cache, "it beside --trace only")
     preset = PRESETS[like]
     if preset.all_at_once:
         if "request_rate" in given:
@@ -109,23 +139,31 @@ def load_of(  # noqa: PLR0913 - what flags say of a load
     return Workload(
         concurrency=users,
         num_prompts=requests,
-        steady=(waves and rate is None) if steady is None else steady,
+        steady=(waves and rate is None) if flags.steady is None else flags.steady,
         log_spread=preset.log_spread,
-        ignore_eos=preset.ignore_eos if ignore_eos is None else ignore_eos,
-        max_new_tokens=0 if ignore_eos else preset.max_new_tokens,
+        ignore_eos=preset.ignore_eos if flags.ignore_eos is None else flags.ignore_eos,
+        max_new_tokens=0 if flags.ignore_eos else preset.max_new_tokens,
         like=preset.words,
-        **_lengths(preset, like, input_len, output_len, random_range_ratio),
+        **_lengths(preset, flags),
         **load,
     )
 
 
-def _lengths(
-    preset: Preset, like: Like | None, input_len: int | None, output_len: int | None, ratio: float | None
-) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def parse_flag(name: str, given: str | None, unit: str) -> float | None:
+    """Returns the SI value of a flag such as "50 ms"; None where it is not given. Raises PipesimError that names it."""
+    try:
+        return None if given is None else parse_quantity(given, unit)
+    except ValueError as error:
+        raise PipesimError(f"{name}: {error}") from None
+
+
+def _lengths(preset: Preset, flags: LoadFlags) -> dict[str, Any]:
     """Returns mean lengths and their spread around these; a tool that draws from [r·L, L] is converted."""
+    like, ratio = flags.like, flags.random_range_ratio
     means = {
-        "input_len": preset.input_len if input_len is None else input_len,
-        "output_len": preset.output_len if output_len is None else output_len,
+        "input_len": preset.input_len if flags.input_len is None else flags.input_len,
+        "output_len": preset.output_len if flags.output_len is None else flags.output_len,
     }
     if ratio is not None and preset.log_spread:
         raise UsageError(f"--random-range-ratio with --like {like}", ratio, "no ratio: lengths are lognormal there,")
@@ -148,18 +186,16 @@ def _requests(preset: Preset, users: int, load: dict[str, Any]) -> int:
     return preset.num_prompts or WAVES * users
 
 
-def _check_trace_flags(
-    given: Collection[str], like: Like | None, load: dict[str, Any], prefix_cache: bool, ratio: float | None
-) -> None:
-    if like is not None:
-        raise UsageError("--like", like, "no such flag beside --trace, whose requests are as they are,")
+def _check_trace_flags(given: Collection[str], flags: LoadFlags) -> None:
+    if flags.like is not None:
+        raise UsageError("--like", flags.like, "no such flag beside --trace, whose requests are as they are,")
     for name in ("input_len", "output_len", "random_range_ratio", "submit_spacing"):
         if name in given:
-            flag = f"--{name.replace('_', '-')}"
-            shown = ratio if name == "random_range_ratio" else "a value"
-            raise UsageError(flag, shown, "no such flag beside --trace, whose requests have their own,")
-    if prefix_cache and load["prefix_cache_hit_rate"]:
-        raise UsageError("--prefix-cache-hit-rate", load["prefix_cache_hit_rate"], "either it or --prefix-cache")
+            spelt = f"--{name.replace('_', '-')}"
+            shown = flags.random_range_ratio if name == "random_range_ratio" else "a value"
+            raise UsageError(spelt, shown, "no such flag beside --trace, whose requests have their own,")
+    if flags.prefix_cache and flags.prefix_cache_hit_rate:
+        raise UsageError("--prefix-cache-hit-rate", flags.prefix_cache_hit_rate, "either it or --prefix-cache")
 
 
 def _trace(file: Path, num_prompts: int | None, duration_s: float | None, prefix_cache: bool) -> Trace:

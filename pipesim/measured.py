@@ -1,12 +1,14 @@
 """Measured runs as files: what was run, what was measured, what the source does not say and was assumed."""
 
 import math
-from typing import Any, Literal, Self
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, Self, get_type_hints
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from pipesim.deployment import Balancer
-from pipesim.engine_settings import DEFAULT_SMOOTH_FACTOR, AllReduceChoice, EngineName, KvCacheDtype
+from pipesim.deployment import ParallelPlan
+from pipesim.engine_settings import EngineName, EngineSettings
+from pipesim.flags import options_of
 from pipesim.profiles.base import Frozen
 from pipesim.units import Seconds
 
@@ -39,47 +41,22 @@ PIPELINE_FLAGS: dict[EngineName, tuple[str, ...]] = {
 """Those that matter besides where there are several stages."""
 
 
-class RunPlan(Frozen):
-    """The split of a run."""
+def table_of(owner: Any) -> Any:
+    """Returns the table of a file that sets the fields of a dataclass: their types, ranges and defaults.
 
-    tp: int = Field(default=1, ge=1)
-    pp: int = Field(default=1, ge=1)
-    layer_partition: tuple[int, ...] | None = None
-    ep: int = Field(default=1, ge=1)
-    dp_attention: bool = False
-    dcp: int = Field(default=1, ge=1)
-    replicas: int = Field(default=1, ge=1)
-    balancer: Balancer = "round-robin"
-    placement: tuple[int, ...] | None = None
+    It holds what a file says; the dataclass itself refuses what clashes, run by run, when it is made of a table.
+    """
+    hints, default = get_type_hints(owner), {item.name: item.default for item in fields(owner)}
+    least = {option.field: option.said.within[0] for option in options_of(owner) if option.said.within}
+    keys: Any = {name: (hints[name], Field(default=default[name], ge=least.get(name))) for name in default}
+    return create_model(f"Run{owner.__name__}", __base__=Frozen, **keys)
 
 
-class RunEngine(Frozen):
-    """Engine and flags of a run; what is left out is the engine's default."""
-
-    name: EngineName = "sglang"
-    cuda_graph: bool = True
-    pp_max_micro_batch_size: int | None = None
-    pp_async_batch_depth: int = 0
-    max_running_requests: int | None = None
-    chunked_prefill_size: int | None = None
-    context_length: int | None = None
-    mem_fraction_static: float | None = None
-    peer_access: bool | None = None
-    allreduce: AllReduceChoice = "auto"
-    kv_cache_dtype: KvCacheDtype = "auto"
-    gpu_memory_utilization: float | None = None
-    async_scheduling: bool | None = None
-    cap_decodes_per_step: bool = False
-    enable_mixed_chunk: bool = False
-    enable_dynamic_chunking: bool = False
-    dynamic_chunking_smooth_factor: float = DEFAULT_SMOOTH_FACTOR
-    prefill_decode_interval: int = 0
-    prefill_decode_interval_min_bs: int = 0
-    prefill_schedule_interval: int = 1
-    schedule_conservativeness: float = 1.0
-    speculative_acceptance: tuple[float, ...] = ()
-    version: str | None = None
-    language_only: bool = False
+if TYPE_CHECKING:
+    from pipesim.deployment import ParallelPlan as RunPlan
+    from pipesim.engine_settings import EngineSettings as RunEngine
+else:
+    RunPlan, RunEngine = table_of(ParallelPlan), table_of(EngineSettings)
 
 
 class RunWorkload(Frozen):

@@ -93,7 +93,7 @@ def _plan_json(found: PlanSearch, plan: Plan, job: Job) -> dict[str, Any]:
         "probability_best": plan.odds.best,
         "probability_meets_slo": plan.odds.keeps_limits,
         "settings": settings_json(deployment.engine, list(deployment.layers)),
-        "arguments": arguments(plan),
+        "arguments": arguments(deployment),
         "deployment": deployment_json(deployment),
         "notes": notes(prediction) if prediction else caveats(deployment),
         "metrics": metrics,
@@ -252,7 +252,7 @@ def _row(found: PlanSearch, plan: Plan) -> list[str]:
     low, high = interval(plan, "output_tokens_per_s", plan.figures.output_tokens_per_s)
     rank = f"{plan.rank}{'*' if plan.pareto else ' '}"
     mark = "~" if plan.prediction is None else " "
-    name = _short_name(found, plan)
+    name = short_name(found, plan)
     numbers = (
         f"{mark}{plan.figures.output_tokens_per_s:>7,.0f}{f'{_short(low)}–{_short(high)}':>13}"
         f"{plan.output_tokens_per_s_per_gpu:>7,.0f}{plan.per_request:>6,.1f}{time_text(plan.figures.ttft_s):>9}"
@@ -270,7 +270,8 @@ def _short(rate: float) -> str:
     return f"{rate:,.0f}" if rate < 9999.5 else f"{rate / 1000:.1f}k"
 
 
-def _short_name(found: PlanSearch, plan: Plan) -> str:
+def short_name(found: PlanSearch, plan: Plan) -> str:
+    """Returns what tells a plan's split from the others of its search."""
     deployment = plan.deployment
     parts = [str(deployment.plan)]
     parts += [deployment.engine.name] * (len(found.question.engines) > 1)
@@ -322,7 +323,7 @@ def _advice(found: PlanSearch, job: Job) -> Iterator[str]:
         )
     yield from _job_words(found, first, job)
     yield from notes(first.prediction) if first.prediction else caveats(first.deployment)
-    yield f"Look closer: pipesim predict {shlex.join(arguments(first))} (with the flags of the load)."
+    yield f"Look closer: pipesim predict {shlex.join(arguments(first.deployment))} (with the flags of the load)."
 
 
 def _job_words(found: PlanSearch, plan: Plan, job: Job) -> Iterator[str]:

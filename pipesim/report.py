@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a prediction does without the modules of other commands
     from pipesim.whatif import Explanation
 
 WIDTH = 80
+LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "ITL": "itl_s", "E2E": "e2e_s"}
 
 
 def predict_json(prediction: Prediction) -> dict[str, Any]:
@@ -86,9 +87,8 @@ def workload_json(workload: Workload) -> dict[str, Any]:
 def metrics_json(prediction: Prediction) -> dict[str, Any]:
     """Returns the numbers of a prediction, means over seeds."""
     numbers = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
-    latencies = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
     metrics: dict[str, Any] = {name: prediction.mean(name) for name in numbers}
-    metrics |= {name: prediction.latency(name)._asdict() for name in latencies}
+    metrics |= {name: prediction.latency(name)._asdict() for name in LATENCIES.values()}
     return metrics | {
         name: prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")
     }
@@ -153,10 +153,7 @@ def predict_text(prediction: Prediction, defaults: Sequence[str]) -> str:
         f"{prediction.mean('micro_batches_in_flight'):.2f}",
         "",
         "where the GPUs' time goes",
-        *(
-            f"  {NAMES[name]:<37}{share:>6.1%}  {_bar(share, 30)}"
-            for name, share in _largest_first(prediction.breakdown)
-        ),
+        *(f"  {NAMES[name]:<37}{share:>6.1%}  {bar(share, 30)}" for name, share in largest_first(prediction.breakdown)),
         "",
         *textwrap.wrap(binding_limit(prediction), WIDTH),
         "",
@@ -198,10 +195,15 @@ def _over_seeds(rates: Sequence[float]) -> list[str]:
     return [f"{'':<13}{min(rates):>9,.1f} to {max(rates):,.1f} tok/s over {len(rates)} seeds of lengths and arrivals"]
 
 
-def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
-    deployment, workload = prediction.deployment, prediction.workload
+def heading(prediction: Prediction) -> str:
+    """Returns in words what runs where."""
+    deployment = prediction.deployment
     mode = "CUDA graphs" if deployment.engine.cuda_graph else "eager"
-    plan = f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
+    return f"{deployment.model.name} on {deployment.hardware.name}: {deployment.plan}, {deployment.engine.name}, {mode}"
+
+
+def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
+    workload = prediction.workload
     like = f" (as {workload.like})" if workload.like else ""
     text = textwrap.wrap(f"load: {arrivals(workload)} of {lengths(workload)}{like}", WIDTH, subsequent_indent="  ")
     if workload.opening:
@@ -209,7 +211,7 @@ def _heading(prediction: Prediction, defaults: Sequence[str]) -> list[str]:
         what = "steady part: " if workload.steady else "metrics "
         text.append(f"{what}from the end of the first {workload.opening:,} requests{until}")
     assumed = textwrap.wrap(f"defaults: {', '.join(defaults)}", WIDTH, subsequent_indent="  ") if defaults else []
-    return [plan, *text, *assumed]
+    return [heading(prediction), *text, *assumed]
 
 
 def arrivals(workload: Workload) -> str:
@@ -242,9 +244,8 @@ def lengths(workload: Workload) -> str:
 
 
 def _latencies(prediction: Prediction, confidence: Confidence) -> list[str]:
-    rows = [("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("E2E", "e2e_s")]
     lines = [f"{'':<13}{'mean':>9}{'p50':>11}{'p99':>11}    {LEVEL:.0%} interval of the mean"]
-    for label, name in rows:
+    for label, name in LATENCIES.items():
         low, high = confidence.interval(name)
         lines.append(f"{label:<13}{_row(prediction.latency(name))}    {time_text(low)} to {time_text(high)}")
     return lines
@@ -265,7 +266,7 @@ def _gpu_table(prediction: Prediction) -> list[str]:
         layers = f"{first}–{first + deployment.layers[stage] - 1}"
         weights, free = prediction.memory[stage].weights / GIB, prediction.free_bytes(stage) / GIB
         lines.append(
-            f"{name:<7}{stage:>5} {layers:>8} {busy:>6.1%} {bubble:>7.1%}  {_bar(busy, 15):<16}"
+            f"{name:<7}{stage:>5} {layers:>8} {busy:>6.1%} {bubble:>7.1%}  {bar(busy, 15):<16}"
             f"{weights:>7.1f} GiB{free:>5.1f} GiB"
         )
     return [*lines, f"KV cache: {prediction.kv_capacity_tokens:,} tokens"]
@@ -275,11 +276,13 @@ def _basis(basis: dict[str, float]) -> str:
     return f"evidence: {', '.join(f'{share:.0%} {name}' for name, share in basis.items() if share)} constants"
 
 
-def _largest_first(shares: dict[str, float]) -> list[tuple[str, float]]:
+def largest_first(shares: dict[str, float]) -> list[tuple[str, float]]:
+    """Returns the shares that would show, by name."""
     return sorted(((name, share) for name, share in shares.items() if share >= 0.0005), key=lambda item: -item[1])
 
 
-def _bar(share: float, width: int) -> str:
+def bar(share: float, width: int) -> str:
+    """Returns a bar of characters, `width` of them for 100 %."""
     return "█" * round(share * width)
 
 

@@ -21,6 +21,7 @@ from pipesim.prediction import Predictor
 from pipesim.reasons import binding_limit, notes
 from pipesim.sensitivity import Confidence
 from pipesim.sweeping.rows import METRICS
+from pipesim.tables import Table
 from pipesim.timeline import Timeline
 
 SHOWN_ROWS = 20
@@ -223,7 +224,7 @@ class Sweep(Sequence[Any]):
         rows = [[_cell(getattr(row, name)) for name in header] for row in self.rows[:SHOWN_ROWS]]
         more = len(self.rows) - SHOWN_ROWS
         left = [f"and {more:,} more rows"] if more > 0 else []
-        return html.table(header, rows, len(self.axes)) + html.paragraphs(left)
+        return Table(header, rows, len(self.axes)).html() + html.paragraphs(left)
 
     def __len__(self) -> int:
         return len(self.rows)

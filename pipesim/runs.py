@@ -67,8 +67,8 @@ def deployment_of(run: MeasuredRun) -> Deployment:
     return deploy(
         load_model(run.model),
         load_hardware(run.hardware),
-        ParallelPlan(**run.plan.model_dump()),
-        EngineSettings(**run.engine.model_dump()),
+        ParallelPlan(**vars(run.plan)),
+        EngineSettings(**vars(run.engine)),
     )
 
 

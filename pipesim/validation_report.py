@@ -5,6 +5,7 @@ from typing import Any
 
 from pipesim.report import WIDTH
 from pipesim.sensitivity import LEVEL
+from pipesim.tables import Table
 from pipesim.validation import Comparison, Validation
 
 
@@ -44,10 +45,10 @@ def validate_text(validation: Validation) -> str:
     lines = [f"{'run':<{width}}{'metric':<22}{'measured':>9}{'predicted':>10}{'error':>8}{'tol.':>6}  {'':<11}"]
     for row in validation.rows:
         metric = row.metric.removesuffix("_per_s") + "/s" if row.metric.endswith("_per_s") else row.metric
-        measured, predicted, error = compared(row)
+        measured, predicted, error = _compared(row)
         lines.append(
             f"{row.id:<{width}}{metric:<22}{measured:>9}{predicted:>10}{error:>8}"
-            f"{row.tolerance:>6.0%}  {verdict(row):<11}".rstrip()
+            f"{row.tolerance:>6.0%}  {_verdict(row):<11}".rstrip()
         )
     lines.append("")
     if validation.worst is not None:
@@ -64,17 +65,20 @@ def validate_text(validation: Validation) -> str:
     return "\n".join(lines)
 
 
+def comparison_table(validation: Validation) -> Table:
+    """Returns predictions beside measured figures."""
+    headings = ["run", "metric", "measured", "predicted", "error", "tolerance", ""]
+    rows = [(row.id, row.metric, *_compared(row), f"{row.tolerance:.0%}", _verdict(row)) for row in validation.rows]
+    return Table(headings, rows, 2)
+
+
 def validate_markdown(validation: Validation) -> str:
-    """Returns the same table in Markdown."""
-    lines = ["| run | metric | measured | predicted | error | tolerance | |", "|---|---|--:|--:|--:|--:|---|"]
-    for row in validation.rows:
-        figures = " | ".join(compared(row))
-        lines.append(f"| {row.id} | {row.metric} | {figures} | {row.tolerance:.0%} | {verdict(row)} |")
-    lines += ["", *(f"{row.id} cannot be predicted: {row.reason}" for row in validation.rows if row.reason)]
-    return "\n".join(lines).rstrip()
+    """Returns the table in Markdown, and why some runs cannot be predicted."""
+    reasons = [f"{row.id} cannot be predicted: {row.reason}" for row in validation.rows if row.reason]
+    return "\n".join([comparison_table(validation).markdown(), *reasons]).rstrip()
 
 
-def compared(row: Comparison) -> tuple[str, str, str]:
+def _compared(row: Comparison) -> tuple[str, str, str]:
     """Returns what was measured, what is predicted and the error, dashes where nothing can be predicted."""
     measured = _figure(row.metric, row.measured)
     if row.reason:
@@ -89,8 +93,7 @@ def _figure(metric: str, value: float) -> str:
     return f"{value:,.0f}" if metric.endswith("_tokens") else f"{value:,.1f}"
 
 
-def verdict(row: Comparison) -> str:
-    """Returns whether a row is within its tolerance, in a word or two."""
+def _verdict(row: Comparison) -> str:
     """Returns whether a row is within its tolerance, in a word or two."""
     if row.role == "reported":
         return "reported"

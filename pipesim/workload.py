@@ -219,16 +219,8 @@ class Workload:
     """Arrivals and lengths of the open loop; `input_len` and `output_len` are then its means."""
 
     def __post_init__(self) -> None:
-        counts = {
-            "--concurrency": self.concurrency,
-            "--num-prompts": self.num_prompts,
-            "--input-len": self.input_len,
-            "--output-len": self.output_len,
-            "--context-len": self.context_len,
-            "--warm-up": self.warm_up,
-        }
-        for flag, value in counts.items():
-            low, high = LIMITS[flag]
+        for flag, (low, high) in LIMITS.items():
+            value = getattr(self, flag.removeprefix("--").replace("-", "_"))
             if not low <= value <= high:
                 raise UsageError(flag, value, f"a whole number from {low} to {high:,}")
         if not 0.0 <= self.random_range_ratio <= 1.0:

@@ -21,7 +21,7 @@ from pipesim.importers.bench.sglang import read_sglang_serving
 from pipesim.importers.run_files import matching_hardware, matching_model, run_file
 from pipesim.importers.supplied import Supplied
 from pipesim.measured import METRICS, MeasuredRun, Runs
-from pipesim.options import DEFAULT_HARDWARE, DEFAULT_MODEL
+from pipesim.profiles.names import DEFAULT_HARDWARE
 from pipesim.profiles.store import document_of
 from pipesim.runs import load_runs, workload_of
 from tests.conftest import RunCli
@@ -44,7 +44,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def imported(path: Path, **said: Any) -> tuple[MeasuredRun, ...]:
-    supplied = Supplied(DEFAULT_MODEL, DEFAULT_HARDWARE, **said)
+    supplied = Supplied(**said)
     return run_file([(path, where, record) for where, record in read_bench(path).runs], supplied, model_bytes).runs.run
 
 
@@ -218,7 +218,7 @@ def test_what_vllm_latency_and_throughput_leave_out_is_assumed_or_supplied() -> 
     assert {"workload.concurrency", "workload.input_len", "workload.output_len"} <= set(run.assumed)
     (run,) = imported(DATA / "vllm_throughput.json")
     assert set(run.measured) == {"request_throughput_per_s"}
-    (run,) = imported(DATA / "vllm_throughput.json", workload={"output_len": 152})
+    (run,) = imported(DATA / "vllm_throughput.json", output_len=152)
     assert run.workload.input_len == 1000
     assert run.measured["output_tokens_per_s"] == pytest.approx(152 * 250 / 222.2)
 

@@ -15,7 +15,7 @@ from pipesim.importers.server_log import read_server_log
 from pipesim.importers.server_log.lines import arguments
 from pipesim.importers.supplied import Supplied
 from pipesim.measured import MeasuredRun
-from pipesim.options import DEFAULT_HARDWARE, DEFAULT_MODEL
+from pipesim.profiles.names import DEFAULT_HARDWARE
 from pipesim.runs import load_runs, workload_of
 from tests.conftest import RunCli
 
@@ -37,7 +37,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def imported(path: Path) -> MeasuredRun:
-    supplied = Supplied(DEFAULT_MODEL, DEFAULT_HARDWARE)
+    supplied = Supplied()
     (run,) = run_file([(path, "", read_server_log(path).run)], supplied, model_bytes).runs.run
     return run
 

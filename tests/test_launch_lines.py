@@ -20,6 +20,7 @@ from pipesim.launch.read import Imported, distinct, matching_profile, read
 from pipesim.launch.servers import servers
 from pipesim.launch.write import launch, one_line, wrapped
 from pipesim.options import Question
+from pipesim.planning.flags import arguments
 from tests.conftest import BOX, KIMI, RunCli
 
 DATA = Path(__file__).parent / "data" / "launch"
@@ -53,7 +54,10 @@ def plans(draw: st.DrawFn, engine: str) -> ParallelPlan:
     if pp > 1 and draw(st.booleans()):
         cuts = sorted(draw(st.sets(st.integers(1, 60), min_size=pp - 1, max_size=pp - 1)))
         layers = tuple(b - a for a, b in zip([0, *cuts], [*cuts, 61], strict=True))
-    return ParallelPlan(tp, pp, layers, ep, attention, dcp, replicas=draw(st.integers(1, 8 // (tp * pp))))
+    replicas = draw(st.integers(1, 8 // (tp * pp)))
+    gpus = tuple(draw(st.permutations(range(8)))[: tp * pp * replicas])
+    placement = gpus if gpus != tuple(sorted(gpus)) and draw(st.booleans()) else None
+    return ParallelPlan(tp, pp, layers, ep, attention, dcp, replicas, placement=placement)
 
 
 def maybe(strategy: st.SearchStrategy[int]) -> st.SearchStrategy[int | None]:
@@ -109,6 +113,17 @@ def test_a_launch_line_read_back_is_the_deployment_it_was_written_for(engine: st
         assert drafts == [f"{settings.draft_tokens} draft tokens"] * bool(settings.draft_tokens)
         pasted = asked(back.predict)
         assert (pasted.model, pasted.plan, pasted.settings) == ("kimi-k2.6", back.plan, back.settings)
+
+
+@pytest.mark.parametrize("engine", DIALECTS)
+@given(data=st.data())
+def test_the_command_that_a_plan_prints_asks_about_that_very_deployment(engine: str, data: st.DataObject) -> None:
+    plan, settings = data.draw(plans(engine)), data.draw(settings_of(engine))
+    share, deployment = ENGINES[engine].share, settle(KIMI, BOX, plan, settings, ENGINES[engine])
+    pasted = asked(shlex.join(["pipesim", "predict", *arguments(deployment)]))
+    assert (pasted.model, pasted.hardware, pasted.plan) == (KIMI.name, BOX.name, plan)
+    assumed = share.stated(pasted.settings) if deployment.memory_note else share.stated(settings)
+    assert pasted.settings == replace(settings, **{share.field: assumed})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", DIALECTS)

@@ -19,7 +19,7 @@ from pipesim.engine_settings import EngineSettings
 from pipesim.engines import MicroBatch, Request
 from pipesim.engines.base import DecodeGaps, LoopShape
 from pipesim.errors import UsageError
-from pipesim.loads import Like, load_of
+from pipesim.loads import Like, LoadFlags, load_of
 from pipesim.measured import Runs
 from pipesim.metrics import _tokens_within, measured_window, summarise
 from pipesim.passes import PassPrice, StagePrice
@@ -332,16 +332,9 @@ def test_the_screen_and_the_json_say_that_there_is_a_warm_up(run_cli: RunCli) ->
 # --- loads as people have them
 
 
-FLAGS: dict[str, Any] = dict.fromkeys(
-    ("concurrency", "num_prompts", "input_len", "output_len", "random_range_ratio", "ignore_eos", "steady")
-)
-FLAGS |= {"spacing_s": None, "request_rate": None, "burstiness": 1.0, "duration_s": None, "context_len": 0}
-FLAGS |= {"prefix_cache_hit_rate": 0.0, "warm_up": 0}
-
-
 def like(preset: Like | None, **flags: Any) -> Workload:
     """Returns the load of a preset with some flags given."""
-    return load_of(list(flags), preset, None, False, **FLAGS | flags)
+    return load_of(list(flags), LoadFlags(like=preset, **flags))
 
 
 def lengths(load: Workload, seed: int = 0) -> tuple[list[int], list[int]]:

@@ -504,8 +504,7 @@ def test_what_is_not_set_is_not_in_the_answer(run_cli: RunCli) -> None:
 
 def test_every_kind_can_stand_in_a_file_of_measured_runs() -> None:
     plan = ParallelPlan(8, 2, ep=4, dp_attention=True, replicas=2, balancer="least-loaded")
-    assert ParallelPlan(**RunPlan(**dataclasses.asdict(plan)).model_dump()) == plan
-    assert set(RunPlan.model_fields) == {field.name for field in dataclasses.fields(ParallelPlan)}
+    assert ParallelPlan(**vars(RunPlan(**dataclasses.asdict(plan)))) == plan
 
 
 def test_every_gpu_of_every_replica_is_listed(run_cli: RunCli, roomy: Path) -> None:

@@ -58,7 +58,7 @@ def test_plans_come_best_first_and_rejected_ones_last_with_reasons(run_cli: RunC
 
 def test_the_first_plan_is_what_predict_says_of_it(found: PlanSearch, run_cli: RunCli) -> None:
     first = found.plans[0]
-    told = run_cli("predict", *arguments(first), *FLAGS, "--random-range-ratio", 0, "--json").json
+    told = run_cli("predict", *arguments(first.deployment), *FLAGS, "--random-range-ratio", 0, "--json").json
     assert first.figures.output_tokens_per_s == told["metrics"]["output_tokens_per_s"]
     assert first.figures.tpot_s == told["metrics"]["tpot_s"]["p99"]
 
@@ -301,3 +301,11 @@ def test_where_sockets_are_numbered_crosswise_ranks_are_placed_group_by_group() 
     assert both
     assert all(rates[together] >= rates[None] for rates in both)
     assert any(rates[together] > rates[None] for rates in both)
+
+
+def test_a_picture_of_two_boxes_names_them_and_shows_plans_of_both(run_cli: RunCli, tmp_path: Path) -> None:
+    boxes = ("rtx-pro-6000-x8", "h200-sxm-x8")
+    picture = tmp_path / "plans.svg"
+    load = ("--model", "llama-3.1-8b", "--gpus", 1, "--concurrency", 2, "--jobs", 1)
+    assert run_cli("plan", "--hardware", ",".join(boxes), *load, "-o", picture).code == 0
+    assert all(f"TP1 {box}" in picture.read_text(encoding="utf-8") for box in boxes)

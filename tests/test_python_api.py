@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import pipesim
-from pipesim.keywords import options
+from pipesim.options import OPTIONS
 from tests.conftest import RunCli
 
 QUICK: dict[str, Any] = {"concurrency": 4, "num_prompts": 8, "input_len": 64, "output_len": 16}
@@ -50,13 +50,13 @@ def test_the_import_is_cheap_and_the_core_needs_no_picture_and_no_table() -> Non
 def test_functions_have_the_options_of_the_commands_with_their_defaults() -> None:
     for name in ("predict", "sweep", "plan"):
         parameters = inspect.signature(getattr(pipesim, name)).parameters
-        for option in options().values():
+        for option in OPTIONS.values():
             assert option.name in parameters, (name, option.name)
             assert parameters[option.name].default == option.default
         help_text = getattr(pipesim, name).__doc__
         assert all(
-            option.help in help_text
-            for option in options().values()
+            option.said.help in help_text
+            for option in OPTIONS.values()
             if option.name not in {"model", "hardware", "engine"}
         )
 

@@ -19,77 +19,73 @@ Forms = Mapping[str, Callable[[], str | bytes]]
 def predict_forms(prediction: Prediction, seed: int) -> Forms:
     """Returns what writes a prediction, by suffix; its picture shows the run of one seed."""
 
-    def picture(form: str) -> bytes:
-        from pipesim.plots.figures import predict_picture  # noqa: PLC0415 - matplotlib takes a second to load
-
+    def picture(form: str) -> Any:
         timeline = Predictor(prediction.deployment).simulate(prediction.workload, seed)
-        return predict_picture(prediction, timeline, form)
+        return _figures().predict_picture(prediction, timeline, form)
 
     return {
         ".json": lambda: answer_files.json_text(report.predict_json(prediction)),
         ".csv": lambda: answer_files.predict_csv(prediction),
         ".md": lambda: answer_files.predict_markdown(prediction),
-        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+        **_pictures(picture),
     }
 
 
 def validate_forms(validation: "Validation") -> Forms:
     """Returns what writes a validation, by suffix."""
-
-    def picture(form: str) -> bytes:
-        from pipesim.plots.figures import validate_picture  # noqa: PLC0415 - matplotlib takes a second to load
-
-        return validate_picture(validation, form)
-
     from pipesim import validation_report  # noqa: PLC0415 - a prediction does without it
 
     return {
         ".json": lambda: answer_files.json_text(validation_report.validate_json(validation)),
         ".csv": lambda: answer_files.validate_csv(validation),
         ".md": lambda: validation_report.validate_markdown(validation) + "\n",
-        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+        **_pictures(lambda form: _figures().validate_picture(validation, form)),
     }
 
 
 def explain_forms(explanation: "Explanation") -> Forms:
     """Returns what writes an explanation, by suffix."""
-
-    def picture(form: str) -> bytes:
-        from pipesim.plots.figures import changes_picture  # noqa: PLC0415 - matplotlib takes a second to load
-
-        return changes_picture(explanation, form)
-
     return {
         ".json": lambda: answer_files.json_text(report.explain_json(explanation)),
         ".csv": lambda: answer_files.explain_csv(explanation),
-        ".md": lambda: answer_files.explain_markdown(explanation),
-        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+        ".md": answer_files.changes_table(explanation).markdown,
+        **_pictures(lambda form: _figures().changes_picture(explanation, form)),
     }
+
+
+def _figures() -> Any:
+    from pipesim.plots import figures  # noqa: PLC0415 - matplotlib takes a second to load
+
+    return figures
+
+
+def _pictures(picture: Callable[[str], bytes]) -> Forms:
+    return {suffix: partial(picture, suffix[1:]) for suffix in PICTURES}
 
 
 def plan_forms(found: "PlanSearch", document: dict[str, Any]) -> Forms:
     """Returns what writes a search for the best plan, by suffix; its picture shows the simulated ones."""
 
-    def picture(form: str) -> bytes:
+    def picture(form: str) -> Any:
+        from pipesim.plan_report import short_name  # noqa: PLC0415 - a prediction does without it
         from pipesim.plots.comparison import ParetoPoint  # noqa: PLC0415 - matplotlib takes a second to load
-        from pipesim.plots.figures import pareto_picture  # noqa: PLC0415
 
-        best_of_splits = {str(plan.deployment.plan): plan.rank for plan in reversed(found.plans)}
+        best_of_splits = {plan.candidate.split: plan.rank for plan in reversed(found.plans)}
         points = [
             ParetoPoint(
-                str(plan.deployment.plan),
+                short_name(found, plan),
                 plan.output_tokens_per_s_per_gpu,
                 plan.per_request,
                 on_front=plan.pareto,
                 feasible=plan.meets_slo,
             )
             for plan in found.plans
-            if plan.pareto or (plan.prediction and plan.rank == best_of_splits[str(plan.deployment.plan)])
+            if plan.pareto or (plan.prediction and plan.rank == best_of_splits[plan.candidate.split])
         ]
-        return pareto_picture(points, form)
+        return _figures().pareto_picture(points, form)
 
     return {
         ".json": lambda: answer_files.json_text(document),
         ".csv": lambda: answer_files.plan_csv(document),
-        **{suffix: partial(picture, suffix[1:]) for suffix in PICTURES},
+        **_pictures(picture),
     }

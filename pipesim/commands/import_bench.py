@@ -2,12 +2,12 @@
 
 from pipesim.asking import takes
 from pipesim.commands.shared import Json, Output, import_app
-from pipesim.commands.supplied import Files, give_back, supplied
+from pipesim.commands.supplied import Files, give_back
 from pipesim.importers.supplied import Supplied
 
 
 @import_app.command("bench")
-@takes(supplied)
+@takes(Supplied)
 def import_bench_command(said: Supplied, files: Files, output: Output = None, as_json: Json = False) -> None:
     """Turn benchmark results into measured runs, which `pipesim validate` then compares with predictions.
 

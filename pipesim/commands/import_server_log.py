@@ -2,12 +2,12 @@
 
 from pipesim.asking import takes
 from pipesim.commands.shared import Json, Output, import_app
-from pipesim.commands.supplied import Files, give_back, supplied
+from pipesim.commands.supplied import Files, give_back
 from pipesim.importers.supplied import Supplied
 
 
 @import_app.command("server-log")
-@takes(supplied)
+@takes(Supplied)
 def import_server_log_command(said: Supplied, files: Files, output: Output = None, as_json: Json = False) -> None:
     """Turn the log of an SGLang or vLLM server into a measured run: its steady generation throughput.
 

@@ -2,72 +2,118 @@
 
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import typer
 
-from pipesim.asking import asks_openly
+from pipesim.asking import asks_openly, takes
 from pipesim.commands.forms import plan_forms
 from pipesim.commands.shared import PICTURES, AnswerFile, Json, check_answer_file, print_json, progress, write_answer
 from pipesim.engine_settings import SERVERS, EngineName
 from pipesim.errors import UsageError
-from pipesim.options import DEFAULT_ENGINE, DEFAULT_HARDWARE, AnyEngine, Question, parse_flag
+from pipesim.flags import flag
+from pipesim.loads import parse_flag
+from pipesim.options import DEFAULT_ENGINE, Question
 from pipesim.planning.question import Job, Objective, Percentile, PlanQuestion, RankBy
 from pipesim.profiles.hardware import HardwareProfile
 from pipesim.profiles.model import ModelProfile
+from pipesim.profiles.names import DEFAULT_HARDWARE
 from pipesim.profiles.store import load_hardware, load_model
 
 Boxes = Annotated[
     list[str] | None,
     typer.Option("--hardware", help=f"Hardware profiles, repeated or with commas (default: {DEFAULT_HARDWARE})."),
 ]
-Gpus = Annotated[int | None, typer.Option("--gpus", help="Most GPUs of a plan (default: all of the box).")]
-MaxTtft = Annotated[str | None, typer.Option("--max-ttft", help='Longest time to first token, such as "2s".')]
-MaxTpot = Annotated[str | None, typer.Option("--max-tpot", help='Longest time per output token, such as "50ms".')]
-SloPercentile = Annotated[
-    Percentile, typer.Option("--slo-percentile", help="Of TTFT, TPOT and E2E over requests, for limits and ranks.")
-]
-RankByChoice = Annotated[
-    RankBy | None,
-    typer.Option(
-        "--rank-by", help="What plans that keep the limits are ranked by (default: throughput; open: latency)."
-    ),
-]
-Price = Annotated[
-    str | None, typer.Option("--gpu-hour-price", help='Price of a GPU-hour: "2.5", or "BOX=2.5,OTHER=1.2".')
-]
-Watts = Annotated[float | None, typer.Option("--gpu-watts", help="Power of one GPU at work, for energy.")]
-TotalTokens = Annotated[float | None, typer.Option("--total-tokens", help="Output tokens of a whole batch job.")]
-NumRequests = Annotated[float | None, typer.Option("--num-requests", help="Requests of a whole batch job.")]
-BestPartition = Annotated[
-    bool, typer.Option("--best-partition", help="Balance the layers of the stages for every setting.")
-]
-BestPlacement = Annotated[
-    bool, typer.Option("--best-placement", help="Try other orders of GPUs: group by group, and across groups.")
+AnyEngine = Annotated[
+    Literal["sglang", "vllm", "rebatch", "any"],
+    typer.Option("--engine", help="Serving engine, or any for the better one."),
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each of the five best plans.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31, help="First seed of lengths and arrivals.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, max=1024, help="Processes (default: one per core).")]
 
 
+@dataclass(frozen=True)
+class SearchFlags:
+    """What a person says of a search."""
+
+    gpus: int | None = flag(None, "Most GPUs of a plan (default: all of the box).")
+    max_ttft: str | None = flag(None, 'Longest time to first token, such as "2s".')
+    max_tpot: str | None = flag(None, 'Longest time per output token, such as "50ms".')
+    slo_percentile: Percentile = flag("p99", "Of TTFT, TPOT and E2E over requests, for limits and ranks.")
+    rank_by: RankBy | None = flag(
+        None, "What plans that keep the limits are ranked by (default: throughput; open: latency)."
+    )
+    gpu_hour_price: str | None = flag(None, 'Price of a GPU-hour: "2.5", or "BOX=2.5,OTHER=1.2".')
+    gpu_watts: float | None = flag(None, "Power of one GPU at work, for energy.")
+    total_tokens: float | None = flag(None, "Output tokens of a whole batch job.")
+    num_requests: float | None = flag(None, "Requests of a whole batch job.")
+    best_partition: bool = flag(False, "Balance the layers of the stages for every setting.")
+    best_placement: bool = flag(False, "Try other orders of GPUs: group by group, and across groups.")
+
+    def question(
+        self,
+        asked: Question,
+        model: ModelProfile,
+        boxes: tuple[HardwareProfile, ...],
+        engine: EngineName | Literal["any"],
+        seeds: tuple[int, int],
+    ) -> PlanQuestion:
+        """Returns the question of a search, with what a person asked left open, on boxes of a choice.
+
+        Args:
+            asked: what is left open, and the load.
+            model: what is served.
+            boxes: those to choose from.
+            engine: or any of those that exist.
+            seeds: how many, and the first of them.
+
+        Raises:
+            PipesimError: for a limit that is no time, and a price that is none.
+        """
+        goal = Objective(
+            self.rank_by,
+            self.slo_percentile,
+            parse_flag("--max-ttft", self.max_ttft, "s"),
+            parse_flag("--max-tpot", self.max_tpot, "s"),
+            prices(self.gpu_hour_price, [box.name for box in boxes]),
+        )
+        return PlanQuestion(
+            model=model,
+            boxes=boxes,
+            workload=asked.workload,
+            engines=SERVERS if engine == "any" else (engine,),
+            plan=asked.plan,
+            settings=asked.settings,
+            fixed=asked.fixed,
+            objective=goal,
+            gpus=self.gpus,
+            best_partition=self.best_partition,
+            best_placement=self.best_placement,
+            seeds=seeds[0],
+            first_seed=seeds[1],
+        )
+
+    @property
+    def job(self) -> Job:
+        """The batch job of which cost and energy are asked. Raises UsageError."""
+        return Job(
+            *(
+                _positive(f"--{name.replace('_', '-')}", getattr(self, name))
+                for name in ("total_tokens", "num_requests", "gpu_watts")
+            )
+        )
+
+
+@takes(SearchFlags)
 @asks_openly
 def plan_command(  # noqa: PLR0913 - one for each option
     asked: Question,
     *,
+    search_flags: SearchFlags,
     hardware: Boxes = None,
     engine: AnyEngine = DEFAULT_ENGINE,
-    gpus: Gpus = None,
-    max_ttft: MaxTtft = None,
-    max_tpot: MaxTpot = None,
-    slo_percentile: SloPercentile = "p99",
-    rank_by: RankByChoice = None,
-    gpu_hour_price: Price = None,
-    gpu_watts: Watts = None,
-    total_tokens: TotalTokens = None,
-    num_requests: NumRequests = None,
-    best_partition: BestPartition = False,
-    best_placement: BestPlacement = False,
     seeds: Seeds = 5,
     seed: Seed = 0,
     jobs: Jobs = None,
@@ -85,16 +131,8 @@ def plan_command(  # noqa: PLR0913 - one for each option
     check_answer_file(output, (".json", ".csv", *PICTURES))
     names = list(dict.fromkeys(name for given in hardware or [DEFAULT_HARDWARE] for name in given.split(",") if name))
     boxes = tuple(load_hardware(name) for name in names)
-    goal = objective(rank_by, slo_percentile, max_ttft, max_tpot, prices(gpu_hour_price, [box.name for box in boxes]))
-    question = replace(
-        plan_question(asked, load_model(asked.model), boxes, engine, goal),
-        gpus=gpus,
-        best_partition=best_partition,
-        best_placement=best_placement,
-        seeds=seeds,
-        first_seed=seed,
-    )
-    job = batch_job(total_tokens, num_requests, gpu_watts)
+    question = search_flags.question(asked, load_model(asked.model), boxes, engine, (seeds, seed))
+    job = search_flags.job
     found = search(question, jobs or os.cpu_count() or 1, progress())
     winner = found.plans[0].deployment if found.plans else None
     started = winner if winner is not None and winner.engine.name in SERVERS else None
@@ -108,52 +146,6 @@ def plan_command(  # noqa: PLR0913 - one for each option
             print("", "start number 1 with", launch_text(started), sep="\n")
     if found.best is None:
         raise typer.Exit(1)
-
-
-def plan_question(
-    asked: Question,
-    model: ModelProfile,
-    boxes: tuple[HardwareProfile, ...],
-    engine: EngineName | Literal["any"],
-    goal: Objective,
-) -> PlanQuestion:
-    """Returns the question of a search, with what a person asked left open, on boxes of a choice."""
-    return PlanQuestion(
-        model=model,
-        boxes=boxes,
-        workload=asked.workload,
-        engines=SERVERS if engine == "any" else (engine,),
-        plan=asked.plan,
-        settings=asked.settings,
-        fixed=asked.fixed,
-        objective=goal,
-    )
-
-
-def objective(
-    rank_by: RankBy | None,
-    percentile: Percentile,
-    max_ttft: str | None,
-    max_tpot: str | None,
-    gpu_hour_price: dict[str, float] | None,
-) -> Objective:
-    """Returns what plans are judged by; limits are times such as "50 ms". Raises PipesimError."""
-    return Objective(
-        rank_by,
-        percentile,
-        None if max_ttft is None else parse_flag("--max-ttft", max_ttft, "s"),
-        None if max_tpot is None else parse_flag("--max-tpot", max_tpot, "s"),
-        gpu_hour_price,
-    )
-
-
-def batch_job(total_tokens: float | None, num_requests: float | None, gpu_watts: float | None) -> Job:
-    """Returns the batch job of which cost and energy are asked. Raises UsageError."""
-    return Job(
-        _positive("--total-tokens", total_tokens),
-        _positive("--num-requests", num_requests),
-        _positive("--gpu-watts", gpu_watts),
-    )
 
 
 def prices(given: str | None, boxes: list[str]) -> dict[str, float] | None:

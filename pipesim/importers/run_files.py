@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from pipesim.engine_settings import EngineSettings
 from pipesim.errors import ProfileError, UsageError
 from pipesim.importers.bench.record import BenchRun, tidy
 from pipesim.importers.supplied import Supplied
-from pipesim.measured import ENGINE_FLAGS, PIPELINE_FLAGS, RunEngine, Runs
+from pipesim.measured import ENGINE_FLAGS, PIPELINE_FLAGS, Runs
 from pipesim.profiles.model import ModelProfile
-from pipesim.profiles.names import base_of, box_name
+from pipesim.profiles.names import DEFAULT_HARDWARE, DEFAULT_MODEL, base_of, box_name
 from pipesim.profiles.store import available, load_hardware, load_model, matching_model, validated
 
 
@@ -57,13 +58,13 @@ def _document(
     hardware = _hardware(record.gpu, record.plan.get("tp", 1) * record.plan.get("pp", 1), supplied, place)
     assumed += ["model"] * (not record.models) + ["hardware"]
     name = _settled("engine.name", record.engine, record, supplied.engine, place, assumed)
-    engine: dict[str, Any] = {**record.engine, "name": RunEngine().name if name is None else name}
+    engine: dict[str, Any] = {**record.engine, "name": EngineSettings().name if name is None else name}
     plan = _plan(record, supplied, weights(load_model(model)), hardware, place, assumed)
     workload = _workload(record, supplied, place, assumed)
     flags = ENGINE_FLAGS[engine["name"]] + PIPELINE_FLAGS[engine["name"]] * (plan["pp"] > 1)
     assumed += [f"engine.{flag}" for flag in flags if flag not in engine]
     measured = dict(record.measured)
-    split_given = bool({"input_len", "output_len"} & (supplied.workload or {}).keys())
+    split_given = bool({"input_len", "output_len"} & supplied.workload.keys())
     if split_given and "tokens_per_request" in record.totals:
         measured["output_tokens_per_s"] = tidy(measured["request_throughput_per_s"] * workload["output_len"])
     said = "; ".join(part for part in (record.unjudged, *record.notes) if part)
@@ -107,7 +108,7 @@ def _plan(
 
 def _workload(record: BenchRun, supplied: Supplied, place: str, assumed: list[str]) -> dict[str, Any]:
     defaults = {"concurrency": 32, "input_len": 512, "output_len": 256, "random_range_ratio": 0.0}
-    given = dict(supplied.workload or {})
+    given = supplied.workload
     load = dict(record.workload)
     whole = record.totals.get("tokens_per_request")
     if whole is not None and len({"input_len", "output_len"} & given.keys()) == 1:
@@ -141,13 +142,13 @@ def _settled(key: str, stated: Mapping[str, Any], record: BenchRun, given: Any, 
 
 def _model(stated: tuple[str, ...], supplied: Supplied, place: str) -> str:
     """Returns the model profile: the one supplied, that of a stated name, or the default where none is stated."""
-    default = None if stated else supplied.default_model
+    default = None if stated else DEFAULT_MODEL
     found = supplied.model or default or next(filter(None, map(matching_model, stated)), None)
     return found or _no_profile("model", stated[0], place)
 
 
 def _hardware(stated: str | None, gpus: int, supplied: Supplied, place: str) -> str:
-    default = supplied.default_hardware
+    default = DEFAULT_HARDWARE
     found = supplied.hardware or (default if stated is None else matching_hardware(stated, default, gpus))
     return found or _no_profile("hardware", str(stated), place)
 

@@ -9,6 +9,8 @@ from pipesim.engine_settings import KV_CACHE_DTYPES
 from pipesim.engines import ENGINES
 from pipesim.launch.base import Launch, LaunchLine, Reading, Rule, changes_unless, truth, whole
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The GPU of each rank, in the order of ranks."""
 DRAFT_MODEL = "DRAFT_MODEL"
 """Stands for a draft model that the person has to name."""
 CHECKPOINT_FORMATS = {"awq", "awq-marlin", "gptq", "gptq-marlin", "compressed-tensors"}
@@ -133,11 +135,13 @@ def launch(
 
     `notes` are what the flags of this engine alone leave open.
     """
-    plan = deployment.plan
+    plan, notes = deployment.plan, (*shared_notes(deployment), *notes)
+    if plan.replicas == 1 and not plan.placement:
+        return Launch((LaunchLine(environment, words),), notes)
     lines = []
+    gpus = plan.placement or range(plan.gpus)
     for replica in range(plan.replicas):
-        gpus = range(replica * plan.gpus_per_replica, (replica + 1) * plan.gpus_per_replica)
-        place = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-        lines.append(LaunchLine(place | environment, [*words, "--port", str(port + replica)]))
-    alone = (LaunchLine(environment, words),)
-    return Launch(alone if plan.replicas == 1 else tuple(lines), (*shared_notes(deployment), *notes))
+        own = gpus[replica * plan.gpus_per_replica : (replica + 1) * plan.gpus_per_replica]
+        shown = {VISIBLE: ",".join(map(str, own))} | environment
+        lines.append(LaunchLine(shown, words if plan.replicas == 1 else [*words, "--port", str(port + replica)]))
+    return Launch(tuple(lines), notes)

@@ -3,14 +3,15 @@
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pipesim.deployment import ParallelPlan
 from pipesim.engine_settings import EngineSettings
 from pipesim.errors import UsageError
+from pipesim.flags import made
 from pipesim.launch.base import Dialect, Reading, Unsupported, json_object
-from pipesim.launch.common import NCCL_TUNING, NCCL_TUNING_CHANGES, RELEVANT_VARIABLE
+from pipesim.launch.common import NCCL_TUNING, NCCL_TUNING_CHANGES, RELEVANT_VARIABLE, VISIBLE
 from pipesim.launch.servers import Server
 from pipesim.profiles.model import ModelProfile
 from pipesim.profiles.store import load_model, matching_model
@@ -18,9 +19,6 @@ from pipesim.profiles.store import load_model, matching_model
 LEFT_OVER = re.compile(r"\$[@*]|\$\{[@*]\}|\$\{\w+\[[@*]\]\}|\$\d")
 UNKNOWN = re.compile(r"\$\{?\w+|\$\(|`")
 PLACES = ("port", "base-gpu-id", "device-ids", "nccl-port", "dist-init-addr", "master-port")
-PLAN = ("tp", "pp", "ep", "dp_attention", "dcp", "replicas", "balancer")
-SETTINGS = {field.name: field.name for field in fields(EngineSettings)} | {"p2p": "peer_access"}
-"""pipesim's flags and the fields of `EngineSettings` that they set."""
 
 
 class Given(NamedTuple):
@@ -43,21 +41,22 @@ class Imported:
     """Whether the model has a profile."""
     service: str
     copies: int
+    visible: str
+    """The GPUs that it is shown, in its order."""
     place: str
     """What tells it from an equal server: its port and its GPUs."""
 
     @property
     def plan(self) -> ParallelPlan:
         """The split. Raises UsageError when its degrees clash."""
-        degrees = {name: self.flags[name] for name in PLAN if name in self.flags}
-        layers = self.flags.get("layer_partition")
-        return ParallelPlan(**degrees, layer_partition=tuple(map(int, layers.split(","))) if layers else None)
+        plan: ParallelPlan = made(ParallelPlan, self.flags)
+        return plan
 
     @property
     def settings(self) -> EngineSettings:
         """The engine's settings. Raises UsageError for a value that no engine could take."""
-        values = {field: self.flags[flag] for flag, field in SETTINGS.items() if flag in self.flags}
-        return EngineSettings(name=self.flags["engine"], **values)
+        settings: EngineSettings = made(EngineSettings, self.flags)
+        return settings
 
     @property
     def predict(self) -> str:
@@ -91,7 +90,7 @@ def read(server: Server) -> Imported:
     dialect.finish(reading)
     first = {"model": profile[0] if profile else name, "engine": dialect.name, "tp": 1, "pp": 1}
     place = [f"{flag.name}={flag.value}" for flag in given if flag.name in PLACES]
-    place.append(server.environment.get("CUDA_VISIBLE_DEVICES", ""))
+    visible = server.environment.get(VISIBLE, "")
     imported = Imported(
         dialect,
         first | reading.flags,
@@ -100,7 +99,8 @@ def read(server: Server) -> Imported:
         profile is not None,
         server.service,
         server.copies,
-        " ".join([server.service, *place]),
+        visible,
+        " ".join([server.service, *place, visible]),
     )
     _check(imported)
     return imported
@@ -119,9 +119,19 @@ def distinct(found: list[Imported]) -> list[Imported]:
     for group in groups:
         replicas = group[0].flags.get("replicas", 1) * sum(server.copies for server in group)
         flags = group[0].flags | ({"replicas": replicas} if replicas > 1 else {})
-        merged.append(replace(group[0], flags=flags))
+        placed = _placement(flags, [server.visible for server in group])
+        ignored = tuple(name for name in group[0].ignored if name != VISIBLE or not placed)
+        merged.append(replace(group[0], flags=flags | placed, ignored=ignored))
         _check(merged[-1])
     return merged
+
+
+def _placement(flags: dict[str, Any], visible: list[str]) -> dict[str, str]:
+    """Returns the flag for the GPU of each rank, where servers are shown just theirs, and in another order."""
+    gpus = ",".join(visible).split(",")
+    ranks = flags["tp"] * flags["pp"] * flags.get("replicas", 1)
+    each = len(gpus) == len(set(gpus)) == ranks and all(gpu.isdecimal() for gpu in gpus)
+    return {"placement": ",".join(gpus)} if each and gpus != sorted(gpus, key=int) else {}
 
 
 def matching_profile(given: str) -> tuple[str, ModelProfile] | None:

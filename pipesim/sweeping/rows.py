@@ -17,20 +17,11 @@ from pipesim.variations import SharedPrices
 from pipesim.workload import Workload
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-METRICS = (
-    "feasible",
-    "reason",
-    "gpus",
-    "kv_capacity_tokens",
-    "output_tokens_per_s",
-    "output_tokens_per_s_per_gpu",
-    "output_tokens_per_s_per_request",
-    "request_throughput_per_s",
-    *(f"{name[:-2]}_{kind}_s" for name in LATENCIES for kind in ("mean", "p50", "p99")),
-    "step_time_s",
-    "bubble_fraction",
-    "micro_batches_in_flight",
-)
+RATES = ("output_tokens_per_s", "output_tokens_per_s_per_request", "request_throughput_per_s")
+STEP = ("step_time_s", "bubble_fraction", "micro_batches_in_flight")
+METRICS: tuple[str, ...]
+METRICS = ("feasible", "reason", "gpus", "kv_capacity_tokens", RATES[0], "output_tokens_per_s_per_gpu", *RATES[1:])
+METRICS += (*(f"{name[:-2]}_{kind}_s" for name in LATENCIES for kind in ("mean", "p50", "p99")), *STEP)
 """Columns of the answer, after those of the question."""
 
 
@@ -86,40 +77,29 @@ class _Worker:
 
     def _simulated(self, predictor: Predictor, workload: Workload) -> tuple[Any, ...]:
         prediction = predictor.predict(workload, self._seeds, first_seed=self._first_seed)
-        rate, gpus = prediction.mean("output_tokens_per_s"), predictor.deployment.plan.gpus
-        latencies = [value for name in LATENCIES for value in prediction.latency(name)]
-        return (
-            True,
-            "",
-            gpus,
-            predictor.kv_capacity_tokens,
-            rate,
-            rate / gpus,
-            prediction.mean("output_tokens_per_s_per_request"),
-            prediction.mean("request_throughput_per_s"),
-            *latencies,
-            *(prediction.mean(name) for name in ("step_time_s", "bubble_fraction", "micro_batches_in_flight")),
-        )
+        latencies = {name: prediction.latency(name)._asdict() for name in LATENCIES}
+        means = {name: prediction.mean(name) for name in (*RATES, *STEP)}
+        return _answered(predictor, means, latencies)
 
 
 def _closed_form(predictor: Predictor, workload: Workload) -> tuple[Any, ...]:
     candidate = consider(predictor, workload, "mean")
     figures, steady = candidate.closed_figures, candidate.closed_form
-    latencies = [value for name in LATENCIES for value in (getattr(figures, name), None, None)]
-    return (
-        True,
-        "",
-        candidate.gpus,
-        predictor.kv_capacity_tokens,
-        figures.output_tokens_per_s,
-        figures.output_tokens_per_s / candidate.gpus,
-        candidate.per_request,
-        figures.output_tokens_per_s / workload.output_len,
-        *latencies,
-        steady.step_time_s,
-        steady.bubble_fraction,
-        steady.micro_batches,
-    )
+    rate = figures.output_tokens_per_s
+    per_step = (steady.step_time_s, steady.bubble_fraction, steady.micro_batches)
+    values = (rate, candidate.per_request, rate / workload.output_len, *per_step)
+    latencies = {name: {"mean": getattr(figures, name)} for name in LATENCIES}
+    return _answered(predictor, dict(zip((*RATES, *STEP), values, strict=True)), latencies)
+
+
+def _answered(predictor: Predictor, means: dict[str, float], latencies: dict[str, dict[str, float]]) -> tuple[Any, ...]:
+    """Returns the columns of `METRICS` of what can run; a latency that is not known is None."""
+    gpus = predictor.deployment.plan.gpus
+    found = means | {"output_tokens_per_s_per_gpu": means["output_tokens_per_s"] / gpus}
+    found |= {f"{name[:-2]}_{kind}_s": value for name, kinds in latencies.items() for kind, value in kinds.items()}
+    capacity = predictor.kv_capacity_tokens
+    known = found | {"feasible": True, "reason": "", "gpus": gpus, "kv_capacity_tokens": capacity}
+    return tuple(known.get(name) for name in METRICS)
 
 
 def _deployed(
