@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from pipesim.answer_files import changes_table, figures_table, shares_table
 from pipesim.hinges import hinges
 from pipesim.overload import overload
+from pipesim.plan_report import interval
+from pipesim.planning.flags import plan_flags
 from pipesim.reasons import binding_limit, hinge_words, notes, overload_words
 from pipesim.report import arrivals, heading, lengths, time_text
 from pipesim.sensitivity import LEVEL
@@ -59,13 +61,14 @@ def validation_html(validation: "Validation") -> str:
     return comparison_table(validation).html() + paragraphs(words)
 
 
-def plans_html(found: "PlanSearch", settings: Sequence[str], intervals: Sequence[tuple[float, float]]) -> str:
+def plans_html(found: "PlanSearch") -> str:
     """Returns the first plans, each with its flags beyond the engine's defaults and the interval of its rate."""
     percentile = found.question.objective.percentile
     rows = []
-    for plan, flags, (low, high) in zip(found.plans[:MOST_PLANS], settings, intervals, strict=False):
+    for plan in found.plans[:MOST_PLANS]:
         deployment, figures = plan.deployment, plan.figures
-        name = f"{deployment.plan} {flags}".strip()
+        low, high = interval(plan, "output_tokens_per_s", figures.output_tokens_per_s)
+        name = " ".join([str(deployment.plan), *plan_flags(deployment)])
         rates = (f"{figures.output_tokens_per_s:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{plan.per_request:,.1f}")
         times = (time_text(figures.ttft_s), time_text(figures.tpot_s))
         chances = ("yes" if plan.meets_slo else "no", f"{plan.odds.best:.0%}")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pipesim.timeline import Clock, Timeline
 from pipesim.units import PICOSECONDS_PER_SECOND
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
+Key = TypeVar("Key", str, tuple[str, str])
 
 
 class Latency(NamedTuple):
@@ -130,19 +131,17 @@ def _mean_loads(servers: list[tuple[StageLoad, ...]]) -> tuple[StageLoad, ...]:
     return tuple(
         StageLoad(
             window=loads[0].window,
-            by_category={
-                name: fmean(load.by_category.get(name, 0.0) for load in loads)
-                for name in sorted({name for load in loads for name in load.by_category})
-            },
+            by_category=_mean_by_key([load.by_category for load in loads]),
             bubble=fmean(load.bubble for load in loads),
             host=fmean(load.host for load in loads),
-            by_bound={
-                kind: fmean(load.by_bound.get(kind, 0.0) for load in loads)
-                for kind in sorted({kind for load in loads for kind in load.by_bound})
-            },
+            by_bound=_mean_by_key([load.by_bound for load in loads]),
         )
         for loads in zip(*servers, strict=True)
     )
+
+
+def _mean_by_key(parts: list[Mapping[Key, float]]) -> dict[Key, float]:
+    return {key: fmean(part.get(key, 0.0) for part in parts) for key in sorted({key for part in parts for key in part})}
 
 
 def measured_window(timeline: Timeline, warm_up: int, steady: bool = False) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """What a batch makes the GPUs and hosts do: operations with their sizes, and no times."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 Category = Literal["experts", "attention", "dense", "all_reduce", "send_recv", "host"]
 """Where the time of an operation is accounted."""
@@ -37,20 +37,17 @@ class Compute:
 class SmallKernels:
     """Kernels too small for their work to matter: norms, rotary embedding, copies, top-k."""
 
+    constant: ClassVar[str] = "small_kernel"
     name: str
     category: Category
     launches: int
-
-    @property
-    def constant(self) -> str:
-        """The constants that price it."""
-        return "small_kernel"
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """The routed experts of one layer over one batch, on one rank: the busiest where ranks hold different experts."""
 
+    category: ClassVar[Category] = "experts"
     name: str
     kernel: str
     tokens: int
@@ -71,11 +68,6 @@ class Experts:
     """Expert-parallel ranks: each holds experts/ranks of the experts."""
 
     @property
-    def category(self) -> Category:
-        """Always experts."""
-        return "experts"
-
-    @property
     def constant(self) -> str:
         """The constants that price it."""
         return self.kernel
@@ -85,14 +77,10 @@ class Experts:
 class SideStream:
     """Kernels on a second stream beside the routed experts, in a captured graph."""
 
+    category: ClassVar[Category] = "dense"
     name: str
     beside: Experts
     kernels: tuple[Compute, ...]
-
-    @property
-    def category(self) -> Category:
-        """Always dense."""
-        return "dense"
 
     @property
     def constant(self) -> str:
@@ -109,6 +97,8 @@ class SideStream:
 class LatentDecode:
     """Decode attention over the MLA latent on one rank: every head reads the same KV."""
 
+    name: ClassVar[str] = "mla_decode"
+    category: ClassVar[Category] = "attention"
     requests: int
     kv_tokens: int
     """Mean KV length per request."""
@@ -129,19 +119,9 @@ class LatentDecode:
         return self.heads * self.queries
 
     @property
-    def name(self) -> str:
-        """The operation's own name."""
-        return "mla_decode"
-
-    @property
     def kernel(self) -> str:
         """The kernel class: every table was measured with 16-bit KV."""
         return "mla_decode" if self.bytes_per_element >= 2.0 else "mla_decode_fp8"
-
-    @property
-    def category(self) -> Category:
-        """Always attention."""
-        return "attention"
 
     @property
     def constant(self) -> str:
@@ -175,6 +155,9 @@ class Collective:
 class SendRecv:
     """Activations of one micro-batch from a stage to the next, one slice per rank."""
 
+    name: ClassVar[str] = "send_recv"
+    category: ClassVar[Category] = "send_recv"
+    constant: ClassVar[str] = "send_recv"
     bytes: float
     """Bytes that one rank sends."""
     same_group: bool
@@ -186,21 +169,6 @@ class SendRecv:
     share: float = 1.0
     """Part of its bandwidth that the transfers running beside it leave, where they meet on a link."""
 
-    @property
-    def name(self) -> str:
-        """The operation's own name."""
-        return "send_recv"
-
-    @property
-    def category(self) -> Category:
-        """Always send_recv."""
-        return "send_recv"
-
-    @property
-    def constant(self) -> str:
-        """The constants that price it."""
-        return "send_recv"
-
 
 FrontEndWork = Literal["parse", "encode", "deliver", "pass_on", "round_trip"]
 """Serial work on requests as they come in, and on what a step gives to them; a request's fixed latency; from the last
@@ -211,17 +179,13 @@ token that a client gets to its next request."""
 class HostWork:
     """CPU work of the serving engine that a GPU may have to wait for."""
 
+    category: ClassVar[Category] = "host"
     name: Literal["launch", "schedule", "process", "idle_turn", "return"] | FrontEndWork
     requests: int = 0
     launches: int = 0
     """Kernel launches from Python; 0 stands for the replay of one captured graph."""
     tokens: int = 0
     """Prompt tokens to encode."""
-
-    @property
-    def category(self) -> Category:
-        """Always host."""
-        return "host"
 
     @property
     def constant(self) -> str:

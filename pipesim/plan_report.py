@@ -103,16 +103,8 @@ def _plan_json(found: PlanSearch, plan: Plan, job: Job) -> dict[str, Any]:
 
 
 def _split_json(hardware: str, engine: str, plan: ParallelPlan) -> dict[str, Any]:
-    return {
-        "hardware": hardware,
-        "engine": engine,
-        "tp": plan.tp,
-        "pp": plan.pp,
-        "ep": plan.ep,
-        "replicas": plan.replicas,
-        "dp_attention": plan.dp_attention,
-        "dcp": plan.dcp,
-    }
+    degrees = {name: getattr(plan, name) for name in ("tp", "pp", "ep", "replicas", "dp_attention", "dcp")}
+    return {"hardware": hardware, "engine": engine, **degrees}
 
 
 def _rejection_json(found: PlanSearch, rejection: Rejection) -> dict[str, Any]:

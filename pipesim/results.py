@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pipesim import html, prediction, report, validation, validation_report, whatif
 from pipesim.calibration.apply import Calibration as Calibrated
 from pipesim.metrics import Latency
-from pipesim.plan_report import interval, plan_json
-from pipesim.planning.flags import plan_flags
+from pipesim.plan_report import plan_json
 from pipesim.planning.question import Job
 from pipesim.planning.search import PlanSearch
 from pipesim.prediction import Predictor
@@ -185,10 +184,7 @@ class Plans(PlanSearch):
         return f"<Plans, {self.considered:,} considered, {self.simulated} simulated: {text}>"
 
     def _repr_html_(self) -> str:
-        first = self.plans[: html.MOST_PLANS]
-        flags = [" ".join(plan_flags(plan.deployment)) for plan in first]
-        intervals = [interval(plan, "output_tokens_per_s", plan.figures.output_tokens_per_s) for plan in first]
-        return html.plans_html(self, flags, intervals)
+        return html.plans_html(self)
 
     def prediction(self, rank: int = 1) -> Prediction:
         """Returns the prediction of the plan of some rank; one that was not simulated in the search is now."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from pipesim.deployment import Deployment
 from pipesim.errors import UsageError
+from pipesim.flags import options_of
 
 MULTIPLIERS = {"k": 1e3, "m": 1e6, "g": 1e9, "K": 2**10, "M": 2**20, "G": 2**30, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 """Suffixes of whole numbers (vLLM engine/arg_utils.py `human_readable_int`; SGLang's own differ in M and G alone)."""
@@ -152,6 +153,8 @@ class Dialect:
     """Flags whose value is a JSON object, which may be given key by key with dots."""
     vocabulary: Vocabulary
     """The engine's flags by name."""
+    rows: Mapping[str, Mapping[str, Any]]
+    """By the engine's flag: rules that are data, which are read in both directions."""
     rules: Mapping[str, Rule]
     """By the engine's flag: those that mean something to pipesim."""
     partition_variable: str
@@ -167,10 +170,27 @@ class Dialect:
         """Returns the dialect in the file NAME_flags.toml; `rules` are those of its flags that need a function."""
         document = tomllib.loads(Path(__file__).with_name(f"{name}_flags.toml").read_text(encoding="utf-8"))
         modules, scripts, json_flags = (tuple(document[key].split()) for key in ("modules", "scripts", "json_flags"))
-        known = {flag: rule_of(row) for flag, row in document["rules"].items()} | dict(rules)
+        rows = document["rules"]
+        known = {flag: rule_of(row) for flag, row in rows.items()} | dict(rules)
         vocabulary = Vocabulary.of(document)
         title, program = document["title"], document["program"]
-        return cls(name, title, program, modules, scripts, json_flags, vocabulary, known, *rest)
+        return cls(name, title, program, modules, scripts, json_flags, vocabulary, rows, known, *rest)
+
+    def stated(self, deployment: Deployment) -> dict[str, Any]:
+        """Returns the engine's flags for what a deployment sets beyond the defaults, as far as rows say them."""
+        parts = (deployment.plan, deployment.engine)
+        options = [(option, getattr(part, option.field)) for part in parts for option in options_of(type(part))]
+        left = {option.name: value for option, value in options if value != option.unset}
+        flags: dict[str, Any] = {}
+        for flag, row in self.rows.items():
+            name = row.get("sets", "")
+            if "to" in row and left.get(name) == row["to"]:
+                del left[name]
+                flags[f"--{flag}"] = True
+            elif "as" in row and name in left:
+                value = left.pop(name)
+                flags |= {f"--no-{flag}": True} if value is False else {f"--{flag}": value}
+        return flags
 
 
 def whole(flag: str, text: str) -> int:

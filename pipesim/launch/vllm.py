@@ -100,17 +100,12 @@ def write(deployment: Deployment) -> Launch:
     flags: dict[str, Any] = {
         "--tensor-parallel-size": plan.tp,
         "--pipeline-parallel-size": plan.pp,
+        **DIALECT.stated(deployment),
         "--enable-expert-parallel": plan.ep > 1,
-        "--decode-context-parallel-size": None if plan.dcp == 1 else plan.dcp,
         "--max-num-seqs": engine.max_running_requests,
-        "--max-num-batched-tokens": engine.chunked_prefill_size,
         "--gpu-memory-utilization": common.memory_share(deployment),
         "--max-model-len": served_length(deployment),
-        "--prefill-schedule-interval": engine.stated.get("prefill_schedule_interval"),
-        "--enforce-eager": not engine.cuda_graph,
-        "--no-async-scheduling": engine.async_scheduling is False,
         "--kv-cache-dtype": {"auto": None, "bf16": "bfloat16", "fp8": "fp8"}[engine.kv_cache_dtype],
-        "--disable-custom-all-reduce": engine.allreduce == "nccl",
         "--speculative-config": json.dumps(draft) if engine.draft_tokens else None,
     }
     words = ["vllm", "serve", deployment.model.hf_id, *common.flag_words(flags)]

@@ -24,6 +24,8 @@ METRICS = ("feasible", "reason", "gpus", "kv_capacity_tokens", RATES[0], "output
 METRICS += (*(f"{name[:-2]}_{kind}_s" for name in LATENCIES for kind in ("mean", "p50", "p99")), *STEP)
 """Columns of the answer, after those of the question."""
 
+REFUSALS = (InfeasibleDeployment, UsageError, MissingEvidence)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -70,9 +72,7 @@ class _Worker:
             if self._method == "closed-form":
                 return _closed_form(predictor, point.workload)
             return self._simulated(predictor, point.workload)
-        except InfeasibleDeployment as refusal:
-            return _refused(" ".join(refusal.reasons))
-        except (UsageError, MissingEvidence) as refusal:
+        except REFUSALS as refusal:
             return _refused(str(refusal))
 
     def _simulated(self, predictor: Predictor, workload: Workload) -> tuple[Any, ...]:
@@ -107,9 +107,7 @@ def _deployed(
 ) -> Deployment | str:
     try:
         return deploy(model, hardware, plan, settings, workload)
-    except InfeasibleDeployment as refusal:
-        return " ".join(refusal.reasons)
-    except (UsageError, MissingEvidence) as refusal:
+    except REFUSALS as refusal:
         return str(refusal)
 
 
