@@ -26,7 +26,7 @@ Boxes = Annotated[
     typer.Option("--hardware", help=f"Hardware profiles, repeated or with commas (default: {DEFAULT_HARDWARE})."),
 ]
 AnyEngine = Annotated[
-    Literal["sglang", "vllm", "rebatch", "any"],
+    Literal[EngineName, "any"],
     typer.Option("--engine", help="Serving engine, or any for the better one."),
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of each of the five best plans.")]
@@ -57,7 +57,7 @@ class SearchFlags:
         asked: Question,
         model: ModelProfile,
         boxes: tuple[HardwareProfile, ...],
-        engine: EngineName | Literal["any"],
+        engine: Literal[EngineName, "any"],
         seeds: tuple[int, int],
     ) -> PlanQuestion:
         """Returns the question of a search, with what a person asked left open, on boxes of a choice.
