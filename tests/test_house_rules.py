@@ -11,7 +11,7 @@ from pipesim.engines import ENGINES
 from tests.conftest import ROOT
 
 LONGEST_MODULE = 400
-MOST_SOURCE_LINES = 18_000
+MOST_SOURCE_LINES = 17_750
 COMMANDS = {
     "ruff check": ["-m", "ruff", "check", "."],
     "ruff format": ["-m", "ruff", "format", "--check", "."],
